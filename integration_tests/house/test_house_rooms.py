@@ -78,10 +78,10 @@ ROOMS: Mapping[str, Mapping[str, Row]] = {
         "image_files": Row("images"),
         "family": Row(),
         "model": Row("family", modules="attention experts layers mixing modules own published routers small stage"),
-        "cost": Row("family model", modules="decoder"),
         "trial": Row("family model", modules="encoders packed record tensor tensor_plan two_ranks"),
         "tower": Row("family model trial", modules="encoder trial"),
         "whole": Row("images family model trial", modules="config encoder example heads processing seeing trial"),
+        "cost": Row("family model tower whole", modules="decoder encoders"),
         "weights": Row("image_files family model tower whole"),
     },
 }

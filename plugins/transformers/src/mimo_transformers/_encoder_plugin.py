@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mimo.hooks import hookimpl
-from mimo.model import EncoderSeam, EncoderSpec, Side, TensorSupport, projected_grid, projected_rows
+from mimo.model import EncoderSeam, EncoderSpec, OpCost, Side, Stage, TensorSupport, projected_grid, projected_rows
 from mimo_transformers._encoders import PARTS, layers, measure
 from mimo_transformers.family import HfEncoderConfig
 from mimo_transformers.weights import TOWERS
@@ -32,8 +32,7 @@ def _grid(config: HfEncoderConfig, _size: tuple[int, ...]) -> tuple[int, int, in
 def _tower_rows(config: HfEncoderConfig, _size: tuple[int, ...]) -> int:
     from mimo_transformers.tower.encoder import rows_of
 
-    rows = rows_of(config)
-    return rows.prefix + rows.grid[0] * rows.grid[1]
+    return rows_of(config).count
 
 
 def _width(config: HfEncoderConfig) -> int:
@@ -92,6 +91,14 @@ def _divide(module: nn.Module, side: Side) -> nn.Module:
     return module
 
 
+def _flops(
+    config: HfEncoderConfig, hidden: int, _stage: Stage, recompute: str, sizes: Sequence[tuple[int, ...]]
+) -> Mapping[str, OpCost]:
+    from mimo_transformers.cost.encoders import encoder_cost
+
+    return encoder_cost(config, hidden, recompute, sizes)
+
+
 HF_ENCODER = EncoderSpec(
     name="hf-encoder",
     config=HfEncoderConfig,
@@ -105,6 +112,7 @@ HF_ENCODER = EncoderSpec(
     tensor=TensorSupport(divisible=_divisible, plan=_split),
     seam=EncoderSeam(rows=_tower_rows, width=_width, cut=_divide),
     recompute={"full": layers},
+    flops=_flops,
     hf_any=TOWERS,
 )
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mimo.hooks import hookimpl
-from mimo.model import EncoderSpec, TensorSupport
+from mimo.model import EncoderSpec, OpCost, Stage, TensorSupport
 from mimo_transformers._encoders import PARTS, layers, measure
 from mimo_transformers.weights import IMAGES
 from mimo_transformers.whole.config import HfImagesConfig
@@ -65,6 +65,14 @@ def _split(module: nn.Module, axis: TensorAxis) -> Mapping[str, Split]:
     return tensor_splits(module, axis)
 
 
+def _flops(
+    config: HfImagesConfig, hidden: int, _stage: Stage, recompute: str, sizes: Sequence[tuple[int, ...]]
+) -> Mapping[str, OpCost]:
+    from mimo_transformers.cost.encoders import images_cost
+
+    return images_cost(config, hidden, recompute, sizes)
+
+
 HF_IMAGES = EncoderSpec(
     name="hf-images",
     config=HfImagesConfig,
@@ -78,6 +86,7 @@ HF_IMAGES = EncoderSpec(
     parts=PARTS,
     tensor=TensorSupport(divisible=_divisible, plan=_split),
     recompute={"full": layers},
+    flops=_flops,
     hf_any=IMAGES,
 )
 

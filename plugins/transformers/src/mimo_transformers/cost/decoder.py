@@ -18,6 +18,7 @@ from torch import nn
 
 from mimo.model import OpCost, Stage
 from mimo.model.runtime import Embedding, GroupedLinear, LanguageBatch, create_on
+from mimo_transformers.cost.products import repeated
 from mimo_transformers.family import HfDecoderConfig
 from mimo_transformers.model.attention import AttentionCall, CallRecord
 from mimo_transformers.model.experts import BridgedExperts
@@ -70,7 +71,8 @@ def decoder_cost(
         for call, count in attention.items():
             found["layers"] += _attention(call, lengths, count)
         if recompute == "full":
-            found["layers"] = _repeated(found["layers"], len(stage.layers(config.layers)), rows * config.hidden)
+            count = len(stage.layers(config.layers))
+            found["layers"] = repeated(found["layers"], count, count * rows * config.hidden)
     return found
 
 
@@ -81,14 +83,6 @@ def _attention(call: AttentionCall, lengths: Sequence[int], count: int) -> OpCos
         pairs -= sum(max(0, length - call.window) ** 2 for length in lengths) / 2
     saved = sum(lengths) * call.heads * (call.summed + 1.0)
     return OpCost(inner=2.0 * count * pairs * call.heads * (call.scored + call.summed), split=count * saved)
-
-
-def _repeated(layers: OpCost, count: int, inputs: float) -> OpCost:
-    """Return the cost of layers that save their inputs, so many elements each, and compute all else again in turn."""
-    one = (layers.split + layers.copied) / max(count, 1)
-    return attrs.evolve(
-        layers, repeated=layers.forward, split=0, copied=inputs * count, recomputed=max(0.0, one - inputs)
-    )
 
 
 @cache

@@ -98,6 +98,10 @@ class TiledImages(ImageProcessing):
             return checked_resize(size, (min(math.ceil(height * across), best_height), best_width))
         return checked_resize(size, (best_height, min(math.ceil(width * down), best_width)))
 
+    def shape(self, size: Size) -> tuple[int, int, int]:
+        """Return N, h and w of its pictures."""
+        return 1 + math.prod(side // self.tile for side in self._best(size)), self.tile, self.tile
+
     def _pictures(self, image: Image.Image) -> list[Image.Image]:
         size, side = (image.height, image.width), (self.tile, self.tile)
         full = padded(resized(image, self._inside(size), self.resample), self._best(size))

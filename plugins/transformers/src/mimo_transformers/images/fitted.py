@@ -55,6 +55,11 @@ class FittedImages(ImageProcessing):
         height, width = (max(round(one * scale), self.least) for one in size)
         return checked_resize(size, (height, width))
 
+    def shape(self, size: Size) -> tuple[int, int, int]:
+        """Return N, h and w of its pictures."""
+        self._becomes(size)
+        return 1, self.side, self.side
+
     def _pictures(self, image: Image.Image) -> list[Image.Image]:
         image = resized(image, self._becomes((image.height, image.width)), self.resample)
         return [padded(image, (self.side, self.side), mean_colour(self.mean))]

@@ -67,6 +67,11 @@ class FixedImages(ImageProcessing):
         long = int(short * max(size) / min(size))
         return checked_resize(size, (short, long) if height < width else (long, short))
 
+    def shape(self, size: Size) -> tuple[int, int, int]:
+        """Return N, h and w of its pictures."""
+        height, width = self.crop or self._becomes(size)
+        return 1, height, width
+
     def _pictures(self, image: Image.Image) -> list[Image.Image]:
         becomes = self._becomes((image.height, image.width))
         if self.pad:

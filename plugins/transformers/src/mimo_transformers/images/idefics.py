@@ -88,6 +88,10 @@ class Idefics3Images(ImageProcessing):
             return up(int(up(width) / aspect)), up(width)
         return up(height), up(int(up(height) * aspect))
 
+    def shape(self, size: Size) -> tuple[int, int, int]:
+        """Return N, h and w of its pictures."""
+        return 1 + math.prod(self._tiling(size)), self.tile, self.tile
+
     def _pictures(self, image: Image.Image) -> list[Image.Image]:
         tiled = any(self._tiling((image.height, image.width)))
         for size in self._sizes((image.height, image.width)):

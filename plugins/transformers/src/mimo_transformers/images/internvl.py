@@ -74,6 +74,11 @@ class InternVlImages(ImageProcessing):
                 if down * across >= self.min_tiles:
                     yield down, across
 
+    def shape(self, size: Size) -> tuple[int, int, int]:
+        """Return N, h and w of its pictures."""
+        count = math.prod(self._tiling(size))
+        return count + (count > 1), self.tile, self.tile
+
     def _pictures(self, image: Image.Image) -> list[Image.Image]:
         down, across = self._tiling((image.height, image.width))
         side = (self.tile, self.tile)

@@ -53,6 +53,10 @@ class NativeImages(ImageProcessing):
         down, across = ((side - 1) // self.patch + 1 for side in (height, width))
         return checked_resize(size, (down * self.patch, across * self.patch))
 
+    def shape(self, size: Size) -> tuple[int, int, int]:
+        """Return N, h and w of its pictures."""
+        return 1, *self._becomes(size)
+
     def _pictures(self, image: Image.Image) -> list[Image.Image]:
         return [resized(image, self._becomes((image.height, image.width)), self.resample)]
 

@@ -103,6 +103,10 @@ class PatchImages(ImageProcessing):
                 height, width = round(height * cell / width), cell
         return height, width
 
+    def shape(self, size: Size) -> tuple[int, int, int]:
+        """Return N, h and w of its pictures."""
+        return 1, *self._becomes(size)
+
     def _pictures(self, image: Image.Image) -> list[Image.Image]:
         return [resized(image, self._becomes((image.height, image.width)), self.resample)]
 

@@ -43,8 +43,8 @@ def count(most: int, *, default: int | None = None) -> Any:
 class ImageProcessing(ABC):
     """How the image processor and the text processor of a published model treat one image.
 
-    A subclass says in `pattern` what stands in a text for an image of some size, in `_pictures` of which pictures of
-    one size it consists, and in `collate` how a model of the library is handed several.
+    A subclass says in `pattern` what stands in a text for an image of some size, in `shape` and `_pictures` of which
+    pictures of one size it consists, and in `collate` how a model of the library is handed several.
 
     Args:
         marker: what the chat template writes for one image.
@@ -127,6 +127,14 @@ class ImageProcessing(ABC):
         """
         self.pattern((image.height, image.width))  # before anything is allocated
         return {"pixels": self._scaled(self._pictures(in_colour(image)))}
+
+    @abstractmethod
+    def shape(self, size: Size) -> tuple[int, int, int]:
+        """Return N, h and w of the pictures that an image of a size becomes.
+
+        Raises:
+            ValueError: as `pattern`.
+        """
 
     @abstractmethod
     def _pictures(self, image: Image.Image) -> list[Image.Image]:

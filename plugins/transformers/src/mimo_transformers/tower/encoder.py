@@ -44,6 +44,11 @@ class Rows:
     grid: tuple[int, int]
     prefix: int
 
+    @property
+    def count(self) -> int:
+        """How many they are."""
+        return self.prefix + self.grid[0] * self.grid[1]
+
 
 _FOUND: dict[str, Rows] = {}
 

@@ -106,8 +106,7 @@ def _in_order(network: Any, pixels: Tensor, config: HfEncoderConfig) -> bool:
     with torch.enable_grad():
         image = pixels[:1].clone().requires_grad_()
         embedded = network(pixel_values=image, output_hidden_states=True).hidden_states
-        count = rows.prefix + rows.grid[0] * rows.grid[1]
-        if not embedded or embedded[0].dim() != _ROWS_DIMS or embedded[0].shape[1] != count:
+        if not embedded or embedded[0].dim() != _ROWS_DIMS or embedded[0].shape[1] != rows.count:
             return True
         (gradient,) = torch.autograd.grad(
             (embedded[0][0, rows.prefix] * embedded[0][0, rows.prefix].detach()).sum(), image

@@ -1,0 +1,144 @@
+"""Counts the products of a forward whose weights have no storage: with weights, and of what is made by them.
+
+What doesn't depend on weights, as places of patches, is computed; what does has no storage either.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mimo.model import OpCost
+from mimo_transformers.model.layers import change_tensors, tensors_in
+
+_CONVOLUTION = "aten::convolution"
+_FACTORS: Mapping[str, tuple[int, int]] = {
+    "aten::mm": (0, 1),
+    "aten::addmm": (1, 2),
+    "aten::bmm": (0, 1),
+    "aten::baddbmm": (1, 2),
+    _CONVOLUTION: (0, 1),
+}
+"""Which arguments of an operation are multiplied with each other."""
+
+
+class ProductCounter(TorchDispatchMode):
+    """Adds up products, while it is entered, by the part of a model that holds their weights.
+
+    A product of activations counts to the part of the last product with weights.
+
+    Args:
+        parts: parameters without storage, each with the name of its part; None where products count for nothing.
+
+    Attributes:
+        costs: by part, of what isn't in layers.
+        layer_costs: likewise, of what is.
+        layer_inputs: elements that layers are given.
+        layers: how many of them have run.
+    """
+
+    def __init__(self, parts: Iterable[tuple[Tensor, str | None]]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self.costs: dict[str, OpCost] = {}
+        self.layer_costs: dict[str, OpCost] = {}
+        self.layer_inputs, self.layers = 0, 0
+        self._in_layer = False
+        self._part: str | None = None
+        self._weights = {id(one.untyped_storage()): (one, part) for one, part in parts}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run an operation, by shapes alone if one of its operands has no storage."""
+        del types
+        named, operands = dict(kwargs or {}), args
+        tensors = tensors_in((args, named))
+        if any(one.is_meta for one in tensors):
+            args, named = change_tensors((args, named), lambda tensor: tensor.to("meta"))
+        else:
+            named = _on_host(named)
+        found = func(*args, **named)
+        if isinstance(found, Tensor) and found.is_meta:
+            owners = [self._weights.get(id(one.untyped_storage())) for one in tensors]
+            if all(owners):
+                self._weights[id(found.untyped_storage())] = (found, owners[0][1] if owners[0] else None)
+            elif (name := func.name()) in _FACTORS:
+                one, other = (operands[place] for place in _FACTORS[name])
+                inputs = other.shape[1:].numel() if name == _CONVOLUTION else one.shape[-1]
+                self._count(found, one, other, inputs)
+        return found
+
+    def _count(self, found: Tensor, one: Tensor, other: Tensor, inputs: int) -> None:
+        """Add a product of two factors, each element of which is a sum over so many ``inputs``."""
+        owners = [self._weights.get(id(factor.untyped_storage())) for factor in (one, other)]
+        operations = 2.0 * found.numel() * inputs
+        if not any(owners):
+            # Of attention: queries times keys, and scores times values, which saves queries and what it returns.
+            cost = OpCost(inner=operations, split=found.shape[:-1].numel() * min(one.shape[-1], found.shape[-1]) / 2)
+        else:
+            rows = one if owners[1] else other
+            (self._part,) = {owner[1] for owner in owners if owner}
+            ends = rows.numel() + found.numel()
+            of_items = 0.0 if rows.is_meta else operations
+            cost = OpCost(weighted=operations, of_items=of_items, copied=ends, operands=ends)
+        if self._part is not None:
+            costs = self.layer_costs if self._in_layer else self.costs
+            costs[self._part] = costs.get(self._part, OpCost()) + cost
+
+    @contextmanager
+    def counting(self, layers: Iterable[nn.Module]) -> Iterator[None]:
+        """Count within, in these layers and around them."""
+        hooks = []
+        for layer in layers:
+            hooks += [layer.register_forward_pre_hook(self._begin, with_kwargs=True)]
+            hooks += [layer.register_forward_hook(self._end)]
+        try:
+            with torch.no_grad(), self, _NumbersOnHost():
+                yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+
+    def _begin(self, _layer: nn.Module, given: Any, named: Any) -> None:
+        hidden, *_ = tensors_in((given, named))
+        self._in_layer = True
+        self.layers += 1
+        self.layer_inputs += hidden.numel()
+
+    def _end(self, *_given: Any) -> None:
+        self._in_layer = False
+
+
+def repeated(layers: OpCost, count: int, inputs: float) -> OpCost:
+    """Return the cost of layers that save their inputs, and compute all else again in turn.
+
+    Args:
+        layers: that save all.
+        count: how many.
+        inputs: elements that all of them are given.
+    """
+    one = (layers.split + layers.copied - inputs) / max(count, 1)
+    return attrs.evolve(layers, repeated=layers.forward, split=0, copied=inputs, recomputed=max(0.0, one))
+
+
+class _NumbersOnHost(TorchFunctionMode):
+    """Makes tensors of numbers where they can be read: ``torch.tensor`` is no operation that is dispatched."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        """Call a function of torch."""
+        del types
+        named = kwargs or {}
+        return func(*args, **(_on_host(named) if func is torch.tensor else named))
+
+
+def _on_host(named: dict[str, Any]) -> dict[str, Any]:
+    """Return keyword arguments with the host in the place of a device without storage."""
+    device = named.get("device")
+    return named if device is None or torch.device(device).type != "meta" else {**named, "device": "cpu"}

@@ -1,0 +1,123 @@
+"""What `hf-encoder` and `hf-images` are said to take: by hand, and against torch's own count of products."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from published_images import EACH, FOLDERS, SIZES, picture
+from test_hf_encoder import small
+from test_hf_images import config_of, width_of
+from torch.utils.flop_counter import FlopCounterMode
+
+from mimo.model import OpCost, ProjectorConfig, Stage
+from mimo_transformers import HF_ENCODER, HF_IMAGES
+from mimo_transformers.cost.tower import TowerCost
+
+HIDDEN = 24
+
+
+def _cost(spec: Any, config: Any, hidden: int, *sizes: tuple[int, int], recompute: str = "none") -> dict[str, OpCost]:
+    return dict(spec.flops(config, hidden, Stage(), recompute, sizes))
+
+
+def _images_cost(config: Any, *sizes: tuple[int, int], recompute: str = "none") -> dict[str, OpCost]:
+    return _cost(HF_IMAGES, config, width_of(config), *sizes, recompute=recompute)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "layers", "before", "settings"),
+    [
+        ("siglip_vision_model", 3, 0, {}),
+        ("clip_vision_model", 2, 1, {"feature_layer": -2}),
+    ],
+)
+def test_towers_of_one_size_take_what_is_counted_by_hand(
+    model_type: str, layers: int, before: int, settings: dict[str, Any]
+) -> None:
+    """Patches, layers up to the one whose rows are handed on, and the projector; neither pooling nor later layers."""
+    config = small(model_type, projector=ProjectorConfig(kind="linear"), **settings)
+    library: Any = config.library()
+    width, inner = library.hidden_size, library.intermediate_size
+    patches = (library.image_size // library.patch_size) ** 2
+    rows, pixels = patches + before, 3 * library.patch_size**2
+    found = _cost(HF_ENCODER, config, HIDDEN, (40, 30), (12, 50))
+    first = 2 * patches * pixels * width
+    assert found["encoder"].weighted == 2 * (first + layers * 2 * rows * (4 * width**2 + 2 * width * inner))
+    assert found["encoder"].of_items == 2 * first
+    assert found["encoder"].inner == 2 * layers * 4 * rows**2 * width
+    assert found["projector"].weighted == 2 * 2 * patches * width * HIDDEN
+    assert _cost(HF_ENCODER, config, HIDDEN)["encoder"] == OpCost(weights=found["encoder"].weights)
+
+
+@pytest.mark.parametrize("max_pixels", [64 * 64, 2048 * 2048])
+def test_images_of_their_own_size_take_what_is_counted_by_hand(max_pixels: int) -> None:
+    """Of Qwen2-VL: where few sizes are possible each is run, and else follows from a few of them."""
+    config = config_of("qwen2_vl")
+    config = attrs.evolve(config, images={**config.images, "min_pixels": 32 * 32, "max_pixels": max_pixels})
+    tower: Any = config.library().vision_config
+    width, hidden, patch = tower.embed_dim, width_of(config), tower.patch_size
+    pixels = 3 * tower.temporal_patch_size * patch**2
+    merged, sizes = tower.spatial_merge_size**2, ((300, 200), (40, 72))
+    found = _images_cost(config, *sizes)
+    rows = [height * width // patch**2 for _, height, width in map(config.processing.shape, sizes)]
+    mlp = 2 * width * int(width * tower.mlp_ratio)
+    by_row = 2 * (pixels * width + tower.depth * (4 * width**2 + mlp))
+    assert found["encoder"].weighted == pytest.approx(sum(rows) * by_row, rel=1e-12)
+    assert found["encoder"].of_items == pytest.approx(sum(rows) * 2 * pixels * width, rel=1e-12)
+    assert found["encoder"].inner == pytest.approx(tower.depth * 4 * width * sum(n**2 for n in rows), rel=1e-12)
+    last = 2 * merged * width * (merged * width + hidden)
+    assert found["projector"].weighted == pytest.approx(sum(rows) / merged * last, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["qwen2_5_vl", "mistral3", "internvl", "idefics3", "gemma3"])
+def test_products_with_weights_are_those_that_torch_counts(name: str) -> None:
+    """Windows, images of their own size, tiles and joined rows, of one image after the other."""
+    config = config_of(name)
+    sizes = ((40, 30), (90, 200))
+    encoder: Any = HF_IMAGES.build(config, width_of(config))
+    items = [HF_IMAGES.prepare(config, picture(size)) for size in sizes]
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        for item in items:  # without what pads them to one size
+            encoder([item])
+    counts = counter.get_flop_counts()["Global"]
+    products = {torch.ops.aten.mm, torch.ops.aten.addmm, torch.ops.aten.convolution}
+    wanted = sum(count for name, count in counts.items() if name in products)
+    found = _images_cost(config, *sizes)
+    assert sum(one.weighted for one in found.values()) == pytest.approx(wanted, rel=1e-12)
+    assert sum(one.weights for one in found.values()) == sum(one.numel() for one in encoder.parameters())
+
+
+def test_layers_that_are_computed_again_save_their_rows_alone() -> None:
+    """And their forward counts once more, but not that of patches."""
+    config = small("siglip_vision_model")
+    usual, again = (_cost(HF_ENCODER, config, HIDDEN, (8, 8), recompute=one)["encoder"] for one in ("none", "full"))
+    library: Any = config.library()
+    rows, pixels = (library.image_size // library.patch_size) ** 2, 3 * library.patch_size**2
+    outside = usual.of_items
+    assert again.forward == usual.forward
+    assert again.repeated == usual.forward - outside
+    assert again.split == 0
+    assert again.copied == rows * library.hidden_size * 3 + rows * (pixels * 1.0 + library.hidden_size)
+
+
+def test_what_cannot_run_without_storage_is_counted_by_its_weights() -> None:
+    """As what looks at rows to say how many there are."""
+    encoder = torch.nn.Sequential(torch.nn.Linear(3, 5, bias=False, device="meta"))
+
+    def run(_size: tuple[int, int]) -> float:
+        return float(encoder(torch.ones(7, 3)).sum().item())
+
+    cost = TowerCost(encoder, run=run, layers=[], shape=lambda _size: (1, 8, 8), rows=lambda _size: 7)
+    assert cost.of([(8, 8), (4, 4)], "none") == {"0": OpCost(weighted=2 * 2 * 7 * 15, weights=15)}
+
+
+@EACH
+def test_shapes_of_pictures_are_said_beforehand(name: str) -> None:
+    """Of images of all sizes, without looking at any."""
+    processing = FOLDERS[name].processing()
+    for size in SIZES:
+        count, _, *sides = processing.prepare(picture(size))["pixels"].shape
+        assert processing.shape(size) == (count, *sides)
