@@ -63,11 +63,24 @@ def _as_decoder(config: HfDecoderConfig) -> DecoderConfig:
     return DecoderConfig(**family.settings(keys))
 
 
+def test_attention_beside_a_scan_is_counted() -> None:
+    """Of Falcon-H1, each layer of which keeps a tensor in memory: half of all pairs of rows."""
+    config: Any = small("falcon_h1")
+    library = config.library()
+    pairs = sum(length**2 for length in LENGTHS) / 2
+    assert _cost(config, Stage())["layers"].inner == config.layers * 4 * pairs * library.hidden_size
+
+
 def test_what_cannot_run_without_storage_is_counted_by_its_weights_alone() -> None:
-    """As of families that keep a tensor in memory."""
-    layers = _cost(small("falcon_h1"), Stage())["layers"]
-    assert layers.weighted > 0
+    """JetMoe's routers say how many rows each expert takes: of its weights each row meets those of the chosen ones."""
+    config: Any = small("jetmoe")
+    library = config.library()
+    layers = _cost(config, Stage())["layers"]
     assert layers.inner == 0
+    keys = 2 * library.num_key_value_heads * library.kv_channels
+    chosen = library.num_experts_per_tok * (keys + 3 * library.intermediate_size)  # query and output, feed-forward
+    outputs = keys + chosen + 2 * library.num_local_experts
+    assert layers.weighted == 2 * sum(LENGTHS) * config.layers * library.hidden_size * outputs
 
 
 def test_a_layer_that_is_computed_again_saves_its_rows_alone() -> None:

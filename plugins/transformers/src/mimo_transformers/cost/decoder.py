@@ -1,8 +1,8 @@
 """What a stage takes, from the shapes of its weights and from what its layers ask of attention and of experts.
 
 A forward of a few rows without storage records these calls and computes nothing. What parts that mix rows do between
-their weights, as scans do, is left out; so is attention in the few families that can't run without storage. Experts in
-a form that isn't known here count for all rows.
+their weights, as scans do, is left out; so is attention where no forward runs so, as that of JetMoe, whose routers say
+how many rows each expert takes.
 """
 
 from __future__ import annotations
@@ -18,13 +18,15 @@ from torch import nn
 
 from mimo.model import OpCost, Stage
 from mimo.model.runtime import Embedding, GroupedLinear, LanguageBatch, create_on
-from mimo_transformers.cost.products import repeated
+from mimo_transformers.cost.products import ProductCounter, repeated
 from mimo_transformers.family import HfDecoderConfig
 from mimo_transformers.model.attention import AttentionCall, CallRecord
 from mimo_transformers.model.experts import BridgedExperts
 from mimo_transformers.model.stage import HfStage
 
 _ROWS = 2
+_OF_EXPERTS = 3
+"""Dims of weights of experts that keep a form of their own: experts, outputs, inputs."""
 _HEAD = "head"
 _PARTS = {"embedding": "embedding", "before": "embedding", "layers": "layers"}
 """Which part the first word of a parameter's path says; all others are of the head."""
@@ -107,6 +109,8 @@ def _counted(described: str, stage: Stage) -> tuple[Mapping[str, _Matrices], Map
                 part.experts += parameter.numel()
                 if leaf == "weight":
                     part.add(*parameter.shape[1:], times=times.get(module, 1))
+            elif parameter.dim() == _OF_EXPERTS and parameter.shape[0] == config.experts:
+                part.add(*parameter.shape[1:], times=config.experts_per_token)
             elif parameter.dim() > 1 and not isinstance(module, Embedding | nn.Embedding):
                 part.add(parameter.shape[0], parameter.shape[1:].numel())
     if built.stage.is_last and built.tied:
@@ -118,12 +122,11 @@ def _record(built: HfStage, config: HfDecoderConfig) -> CallRecord:
     """Return what a stage without storage asks for in a forward; nothing of one that can't run so."""
     ids = torch.zeros(_ROWS, dtype=torch.long)
     batch = LanguageBatch.of(ids, ids, torch.arange(_ROWS), lengths=[_ROWS])
-    meta = {name: getattr(batch, name).to("meta") for name in ("tokens", "labels", "positions", "samples")}
     hidden = None if built.stage.is_first else torch.zeros(_ROWS, config.hidden, device="meta")
     built.record = CallRecord()
     try:
-        with torch.no_grad():
-            built(attrs.evolve(batch, **meta), {}, hidden)
-    except RuntimeError:  # it reads numbers back, or has tensors elsewhere
+        with ProductCounter([]).counting([]):
+            built(batch, {}, hidden)
+    except RuntimeError:  # it reads numbers back that depend on weights
         return CallRecord()
     return built.record

@@ -221,6 +221,11 @@ class HfDecoderConfig(HfConfig):
         return 0
 
     @property
+    def experts_per_token(self) -> int:
+        """How many experts each row goes to; all of them where the library has no such key."""
+        return int(getattr(self.library(), "num_experts_per_tok", None) or self.experts)
+
+    @property
     def balance_loss(self) -> float | None:
         """Coefficient of the library's loss on unequal loads of experts, None where nothing asks for it.
 
