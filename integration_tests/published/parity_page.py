@@ -10,6 +10,15 @@ from mimo_transformers.images import KINDS, PARITY
 Record = Mapping[str, Mapping[str, Mapping[str, Any]]]
 
 _TITLES = {"hf-decoder": "Language models", "hf-encoder": "Vision towers"}
+_NOTES = {
+    "hf-encoder": """Images of one size go through `radio` in one call: it loops over images only where they are handed
+to it as patches of unlike sizes. Its published folders are not read by `hf-encoder`, as they hold whole numbers
+(`summary_idxs`) beside their weights; the encoder [`radio`](../plugins/encoder-radio/README.md) reads and writes them.
+`nemotron_h_omni`, the one whole model with such a tower, can't be compared (see below). No code that lies in a folder
+is run, as some older RADIO folders need.
+"""
+}
+"""What a table doesn't say of single families."""
 _OPENING = """# Published models
 
 Which families of `transformers` train here: `python integration_tests/published/table.py` finds it out and writes this
@@ -74,6 +83,8 @@ def _section(plugin: str, families: Mapping[str, Mapping[str, Any]]) -> Iterator
         cells = [f"{other['gradients']:.0e}" if other else "-" for other in others]
         yield f"| {' | '.join([f'`{name}`', *sizes, *cells, str(one['tensors'] or one['weights'])])} |"
     yield ""
+    if plugin in _NOTES:
+        yield _NOTES[plugin]
     yield "Refused, with the library's own config:"
     yield ""
     yield from _refused(families)
