@@ -291,6 +291,29 @@ def test_without_threads_decoding_counts_as_waiting_for_data() -> None:
         assert loader.take_seconds() > 0
 
 
+def test_items_that_no_thread_has_begun_are_decoded_from_the_last_on() -> None:
+    """Threads decode from the first on: where both meet all is done, and none was waited for one by one."""
+    job: Any = SimpleNamespace(lay_out=_lay_out)
+    microbatch = Microbatch(job, Numbers(), [7, 8, 9])  # type: ignore[arg-type]
+    calls: list[tuple[str, int]] = []
+
+    @attrs.frozen
+    class Ahead:
+        number: int
+
+        def wait(self) -> None:
+            calls.append(("wait", self.number))
+
+        def take(self) -> Mapping[str, Tensor]:
+            calls.append(("take", self.number))
+            return {"number": torch.full((1,), self.number)}
+
+    numbers = iter(range(3))
+    microbatch.prepare_ahead(MODULE, PLACE, lambda _prepare: Ahead(next(numbers)))
+    assert [int(item["number"]) for item in microbatch.prepare(MODULE, 0)] == [0, 1, 2]
+    assert calls == [("wait", 2), ("wait", 1), ("wait", 0), ("take", 0), ("take", 1), ("take", 2)]
+
+
 def test_closing_while_items_wait_leaves_no_thread() -> None:
     """Whatever was prepared and nobody took; `loading` looks for threads."""
     data: Sequence[Numbers] = [Numbers(), Numbers()]

@@ -69,8 +69,9 @@ def picture_pixels(images: Sequence[Picture], *, mean: Sequence[float], std: Seq
         mean: one number, or one for each channel.
         std: likewise.
     """
-    bands = [torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8) for image in images]
     height, width = images[0].height, images[0].width
-    pixels = torch.stack([band.view(height, width, -1) for band in bands]).permute(0, 3, 1, 2).float()
+    bands = [torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8) for image in images]
+    pixels = torch.stack([band.view(height, width, -1) for band in bands]).permute(0, 3, 1, 2)
     low, scale = (torch.tensor(values).view(-1, 1, 1) for values in (mean, std))
-    return ((pixels * (1 / _RANGE) - low) / scale).contiguous()
+    numbers = pixels.to(torch.float32, memory_format=torch.contiguous_format)  # and of this size no more memory
+    return numbers.mul_(1 / _RANGE).sub_(low).div_(scale)

@@ -107,8 +107,9 @@ class Microbatch:
             DataError: an item cannot be decoded, or has another size than it had; its file and line are named.
         """
         count = len(self.items(module, lane))
-        if last := self._ahead.get((module.name, lane, count - 1)):
-            last.wait()  # once, not for each of them: to be woken takes this thread from those that decode
+        for number in reversed(range(count)):  # towards threads that decode from the first on: none is waited for twice
+            if ahead := self._ahead.get((module.name, lane, number)):
+                ahead.wait()
         return [self.prepare_one(module, lane, number) for number in range(count)]
 
     def prepare_one(self, module: JobModule, lane: int, number: int) -> Item:
