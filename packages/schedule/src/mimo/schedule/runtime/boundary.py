@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mimo.schedule.routes import Route, RoutePiece, Span, Traffic, clipped, count, shifted
+from mimo.schedule.routes import Route, RoutePiece, Traffic, clipped, count, shifted
 from mimo.schedule.runtime.channel import Channel, Messages
 from mimo.schedule.runtime.join import Join, join_of, pack, unpack
 from mimo.schedule.runtime.progress import NullProgress, Progress
@@ -31,16 +31,6 @@ class Pending:
     wait: Callable[[], Tensor]
 
 
-@attrs.define(eq=False)
-class _Arriving:
-    """Rows from a peer, and where they belong in the tensor of all; ``work`` is there once they are being received."""
-
-    rows: Tensor
-    peer: int
-    places: Sequence[Span]
-    work: dist.Work | None = None
-
-
 @attrs.define
 class _Mailbox:
     """One direction of the edge: its channel, and by microbatch what is on its way.
@@ -48,26 +38,17 @@ class _Mailbox:
     Args:
         channel: of its messages.
         flying: messages on their way out, held untouched until they are sent, each with its peer.
-        unposted: receives that begin in one batch with this rank's sends.
+        unposted: receives that begin in one batch with this rank's sends, and where what is waited for is put then.
         in_place: rows for this rank itself.
     """
 
     channel: Channel
     flying: dict[int, list[tuple[dist.Work, Tensor, int]]] = attrs.field(factory=dict)
-    unposted: dict[int, list[_Arriving]] = attrs.field(factory=dict)
+    unposted: dict[int, tuple[Messages, list[dist.Work]]] = attrs.field(factory=dict)
     in_place: dict[int, Tensor] = attrs.field(factory=dict)
     sent_rows: int = 0
     sent_bytes: int = 0
     in_place_rows: int = 0
-
-    def start(self, microbatch: int, sends: Messages) -> None:
-        """Start the sends of a microbatch, and the receives that go with them."""
-        arriving = self.unposted.pop(microbatch, [])
-        sent, received = self.channel.start(sends, [(each.rows, each.peer) for each in arriving])
-        if sends:
-            self.flying[microbatch] = [(work, *message) for work, message in zip(sent, sends, strict=True)]
-        for each, work in zip(arriving, received, strict=True):
-            each.work = work
 
 
 class Boundary:
@@ -162,7 +143,12 @@ class Boundary:
             else:
                 box.sent_rows, box.sent_bytes = box.sent_rows + len(part), box.sent_bytes + part.nbytes
                 sends.append((part, piece.peer))
-        box.start(microbatch, sends)
+        receives, received = box.unposted.pop(microbatch, ((), []))
+        if sends or receives:
+            sent, works = box.channel.start(sends, receives)
+            received += works
+            if sends:
+                box.flying[microbatch] = [(work, *message) for work, message in zip(sent, sends, strict=True)]
 
     def _wait_until_sent(self, box: _Mailbox, newest: int = 0) -> None:
         """Wait until all but the messages of the ``newest`` microbatches have left, and free them."""
@@ -188,22 +174,25 @@ class Boundary:
         # Rows that this rank has already are the result themselves if nothing else belongs into the buffer.
         is_in_place = spans == (join.own,) and join.room == stop - first and not join.writes
         buffer = self._empty(0 if is_in_place else join.room)
-        arriving = []
+        receives, belong = [], []
         for piece in pieces:
             if piece.peer != self._rank:
                 places = shifted(piece.spans, first)
                 rows = buffer[slice(*places[0])] if len(places) == 1 else self._empty(piece.rows)
-                arriving.append(_Arriving(rows, piece.peer, places))
-        box.unposted[microbatch] = arriving
-        if not box.channel.is_serial or all(piece.peer == self._rank for piece in sends):
-            box.start(microbatch, ())
+                receives.append((rows, piece.peer))
+                belong.append(places)
+        works: list[dist.Work] = []
+        if box.channel.is_serial and any(piece.peer != self._rank for piece in sends):
+            box.unposted[microbatch] = (receives, works)
+        elif receives:
+            works += box.channel.start((), receives)[1]
 
         def take() -> Tensor:
-            for each in arriving:
-                assert each.work is not None, "rows are awaited before the send that they come with"
-                self._await(each.work, each.peer)
-                if len(each.places) > 1:
-                    unpack(each.rows, each.places, buffer)
+            assert len(works) == len(receives), "rows are awaited before the send that they come with"
+            for work, (rows, peer), places in zip(works, receives, belong, strict=True):
+                self._await(work, peer)
+                if len(places) > 1:
+                    unpack(rows, places, buffer)
             if not own:
                 return join(buffer)
             own_rows = box.in_place.pop(microbatch)[before : before + count(spans)]

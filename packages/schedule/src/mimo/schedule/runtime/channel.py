@@ -61,8 +61,7 @@ class Channel:
             What is to be waited for, by send and by receive.
         """
         if not self.is_serial:
-            received = [self.receive(rows, peer) for rows, peer in receives]
-            return [self.send(rows, peer) for rows, peer in sends], received
+            return [self.send(*message) for message in sends], [self.receive(*message) for message in receives]
         messages = [(dist.isend, *message) for message in sends] + [(dist.irecv, *message) for message in receives]
         if not messages:
             return [], []
