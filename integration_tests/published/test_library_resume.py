@@ -55,10 +55,16 @@ class Case:
         return f"{self.vision} and {self.language}, {self.before} to {self.after}"
 
     def settings(self, directory: Path, layout: str) -> Table:
-        """Return the run of six steps in a layout; one to another takes over a whole optimizer by a sharded one."""
+        """Return the run of six steps in a layout; one to another takes over a whole optimizer by a sharded one.
+
+        A mixture of which the library knows how is trained towards equal loads.
+        """
         deep = {"deepstack": DEEP} if self.vision == "qwen3_vl" else {}
-        values = shrink(config_of(self.language, {}), vocab_size=0)
+        library = config_of(self.language, {})
+        values = shrink(library, vocab_size=0)
         del values["vocab_size"]
+        if hasattr(library, "router_aux_loss_coef"):
+            values |= {"output_router_logits": True, "router_aux_loss_coef": 0.1}
         modules = {
             "vision": {**LAYOUTS[layout]["vision"], **vision_of(self.vision, values["hidden_size"])},
             "language": {
