@@ -79,7 +79,9 @@ def compare(name: str, sizes: Sizes) -> Iterator[Found]:
                     found[f"{name}, {lanes} lanes, step with pp {pp}, by {how}"].append(took / bound)
                     for module in shares if pp == 1 else ():
                         least[module].append(float(shares[module].max()))
-                        found[f"{name}, {lanes} lanes, {module}, by {how}"].append(balance.slowest(module))
+                        found[f"{name}, {lanes} lanes, {module}, by {how}"].append(
+                            statistics.mean(balance.loads(module))
+                        )
         for what, values in least.items():
             largest = statistics.mean(max(AIMS.get(what, STEP), one) for one in values)
             aims[f"{name}, {lanes} lanes, {what}, by cost"] = ("<=", round(largest, 3))

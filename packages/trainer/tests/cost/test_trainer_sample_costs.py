@@ -141,8 +141,10 @@ def test_a_step_is_simulated_as_its_slowest_lanes_take_it() -> None:
     assert step_seconds(job, costs, found["count"]) == pytest.approx(1.5 * even)
 
 
-@pytest.mark.parametrize(("tp", "groups", "seconds"), [(1, 2, 1.0), (2, 1, 1.5)])
-def test_lanes_that_do_not_wait_for_each_other_add_up_what_they_do(tp: int, groups: int, seconds: float) -> None:
+@pytest.mark.parametrize(("tp", "groups", "slowest", "seconds"), [(1, 2, 1.0, 1.0), (2, 1, 2.0, 1.5)])
+def test_lanes_that_do_not_wait_for_each_other_add_up_what_they_do(
+    tp: int, groups: int, slowest: float, seconds: float
+) -> None:
     """Of 4 microbatches the first lane of the encoder has all items, then the second, and so on.
 
     Each feeds its own language lane, and both are done at the same time; one that both feed waits for the slower one.
@@ -152,6 +154,7 @@ def test_lanes_that_do_not_wait_for_each_other_add_up_what_they_do(tp: int, grou
     layouts = [layout(sample, 8, 8 if sample // 4 % 2 == sample // 8 % 2 else 0) for sample in range(32)]
     found = balance_of(job, StepSizes.of_layouts(job, layouts), SampleCosts(job))["count"]
     assert len(found.groups) == groups
-    assert found.slowest("vision") == pytest.approx(2.0)
+    assert found.slowest("vision") == pytest.approx(slowest)
+    assert found.loads("vision") == pytest.approx((2.0,) * 4)
     costs = Costs.even(job.graph)
     assert step_seconds(job, costs, found) == pytest.approx(seconds * simulate(job.plan, job.graph, costs).seconds)

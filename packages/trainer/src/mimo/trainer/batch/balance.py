@@ -41,9 +41,9 @@ class StepBalance:
     def slowest(self, module: str) -> float:
         """Return the time of the slowest lanes of a module over that of lanes that all have the same to do.
 
-        That is where lanes wait for each other in each microbatch.
+        Lanes of a group wait for each other in each microbatch, groups at the end of the step.
         """
-        return sum(self.loads(module)) / self.microbatches
+        return max(sum(group[module]) for group in self.groups) / self.microbatches
 
 
 def step_balance(job: Job, step: int) -> Mapping[Balance, StepBalance]:
