@@ -122,7 +122,7 @@ def test_settings_with_all_defaults_read_back_from_toml(tmp_path: Path) -> None:
     settings = make_settings(TABLE, ["modules.language.ranks=0,2,5-7", "modules.language.frozen=true"])
     plain = unstructure(settings)
     assert plain["modules"]["language"]["ranks"] == "0,2,5-7"
-    loading = {"workers": 2, "ahead": 2, "ahead_bytes": 1 << 30, "hand_on": 1 << 16}
+    loading = {"workers": 2, "ahead": 2, "ahead_bytes": 1 << 30, "hand_on": 1 << 18}
     broken = {"broken": "refuse", "max_broken": 0.0}
     order = {"order": 0, "balance": "auto", "longer": "cut"}
     assert plain["data"] == {"plugin": "jsonl", "max_tokens": 1024, "path": "x.jsonl", **order, **loading, **broken}

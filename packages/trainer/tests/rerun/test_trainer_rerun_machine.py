@@ -55,6 +55,13 @@ def test_a_layout_counts_which_rank_has_which_samples_and_items(data: Mapping[st
     assert layout_of(make_job(settings)) != before
 
 
+def test_a_step_that_waits_since_an_earlier_version_is_found_again() -> None:
+    """What stands for the layout of a run by count, whose `hand_on` was the default then, stays what it was."""
+    settings = table({"vision": on(0, 1), "language": on(2, 3, tp=2)})
+    settings["data"] |= {"balance": "count", "hand_on": 1 << 16}
+    assert layout_of(make_job(settings)) == "8c55f6f5bb0cf69c"
+
+
 def result(loss: float, norm: float | None = None, *, tokens: int = 1, passes: float = 0.0) -> StepDecision:
     """Return what all ranks agreed on in a step of one label token; ``passes`` are rows of the language model."""
     norm = loss if norm is None else norm

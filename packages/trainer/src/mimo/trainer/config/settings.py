@@ -175,7 +175,7 @@ class DataSettings:
     )
     hand_on: int = setting(
         "pixels or frames of a microbatch from which ranks that encode the same items decode each once; 0: any",
-        default=1 << 16,
+        default=1 << 18,
         validator=[at_least(0)],
     )
     max_broken: float = setting(

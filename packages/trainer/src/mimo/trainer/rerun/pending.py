@@ -8,10 +8,12 @@ from typing import Any
 
 import attrs
 
-from mimo.trainer.config.settings import DataSettings
 from mimo.trainer.job.job import Job
 from mimo.trainer.rerun.comparison import plain_computation, read_computation
 from mimo.trainer.step.probe import Computation
+
+_FIRST_HAND_ON = 1 << 16
+"""`data.hand_on` of runs of which `layout_of` doesn't say it: what the default was at first."""
 
 
 @attrs.frozen(kw_only=True)
@@ -91,7 +93,7 @@ def layout_of(job: Job) -> str:
     run = job.settings.run
     found.update(f"{job.world} {run.global_batch} {run.micro_batch} {run.precision}".encode())
     hand_on = job.settings.data.hand_on
-    if job.balance != "count" or hand_on != attrs.fields(DataSettings).hand_on.default:  # others as they always were
+    if job.balance != "count" or hand_on != _FIRST_HAND_ON:  # others as they always were
         found.update(f" {job.balance} {hand_on}".encode())
     if run.batch_tokens:
         found.update(f" {run.batch_tokens} {run.micro_tokens}".encode())
