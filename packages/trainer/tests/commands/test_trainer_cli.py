@@ -99,7 +99,7 @@ def test_check_shows_the_rest_where_data_cannot_be_read(
     assert run(["check", file, "modules.language.pp=2", "modules.language.config.layers=2"]) == 3
     printed = capsys.readouterr()
     assert "3     pp 1 dp 0 cp 0 tp 1  about" in printed.out
-    assert "ranks 0-1: F0 s0 r0 F1" in printed.out
+    assert "ranks 0-1: F0 s0 F1 s1 r0 B0" in printed.out
     assert re.search(r"train\.jsonl:\d: expected", printed.err)
 
 
