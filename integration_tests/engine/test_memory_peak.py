@@ -13,6 +13,8 @@ from test_oracle import SOFTMAX, SP, Modules, on
 from mimo.hooks import MemoryBytes
 from mimo.testing import Pool
 from mimo.trainer import Trainer
+from mimo_transformers import shrink
+from mimo_transformers.family import config_of
 
 MOST = 0.1
 """By what share an estimate may differ from what is measured."""
@@ -49,10 +51,22 @@ def measure(rank: int, settings: Table) -> Mapping[str, MemoryBytes]:
     return Trainer(make_job(settings), rank=rank, device=CPU).train(1).memory
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_estimates_are_what_ranks_hold(layout: str, pool: Pool) -> None:
-    """All of it within a tenth, most of it activations; weights and the optimizer's state to the byte."""
-    settings = settings_of(layout)
+def of_library(settings: Table, model_type: str) -> Table:
+    """Return settings with the library's own language model and tower in the place of ours."""
+    values = shrink(config_of(model_type, {}), vocab_size=0)
+    del values["vocab_size"]
+    values |= {"hidden_size": 64, "num_hidden_layers": 4, "intermediate_size": 128}
+    config = {"model_type": model_type, "values": values}
+    settings["modules"]["language"] |= {"plugin": "hf-decoder", "config": config, "sequence_parallel": False}
+    tower = {"hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 4, "intermediate_size": 96}
+    tower |= {"image_size": 16, "patch_size": 2}
+    config = {"model_type": "siglip_vision_model", "values": tower}
+    settings["modules"]["vision"] |= {"plugin": "hf-encoder", "config": config}
+    return settings
+
+
+def check(settings: Table, pool: Pool) -> None:
+    """Refuse estimates of a rank that are off by more than a tenth, though activations are most of what they may be."""
     first, *others = pool.run(world_of(settings), measure, settings)
     assert all(other == first for other in others)
     for module, memory in first.items():
@@ -60,3 +74,24 @@ def test_estimates_are_what_ranks_hold(layout: str, pool: Pool) -> None:
         assert memory.rank_held == pytest.approx(memory.rank_estimated, rel=MOST), (module, memory)
     activations = sum(memory.estimated["activations"] for memory in first.values())
     assert activations > 4 * MOST * max(memory.rank_held or 0 for memory in first.values())
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_estimates_are_what_ranks_hold(layout: str, pool: Pool) -> None:
+    """All of it within a tenth; weights and the optimizer's state to the byte."""
+    check(settings_of(layout), pool)
+
+
+@pytest.mark.parametrize(
+    ("layout", "model_type"),
+    [
+        ("recomputing", "llama"),
+        ("tensor ranks", "llama"),
+        pytest.param("context ranks", "llama", marks=pytest.mark.soak),
+        pytest.param("shards", "gemma3_text", marks=pytest.mark.soak),
+        pytest.param("experts", "qwen3_moe", marks=pytest.mark.soak),
+    ],
+)
+def test_estimates_of_the_librarys_models_are_what_ranks_hold(layout: str, model_type: str, pool: Pool) -> None:
+    """By what autograd saves of a row, and for a tower by the shapes of its weights."""
+    check(of_library(settings_of(layout), model_type), pool)

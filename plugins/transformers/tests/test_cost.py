@@ -91,3 +91,27 @@ def test_a_layer_that_is_computed_again_saves_its_rows_alone() -> None:
     assert again.split == 0
     assert again.copied == sum(LENGTHS) * config.hidden * config.layers
     assert 0 < again.recomputed < usual.split + usual.copied
+
+
+@pytest.mark.parametrize("model_type", ["llama", "qwen3", "granite"])
+def test_layers_save_what_autograd_saves_of_them(model_type: str) -> None:
+    """Of all rows, attention's own share included: by a forward that computes."""
+    config = small(model_type)
+    stage = HfStage(config, Stage())
+    ids = torch.ones(sum(LENGTHS), dtype=torch.long)
+    batch = LanguageBatch.of(ids, ids, torch.cat([torch.arange(length) for length in LENGTHS]), lengths=LENGTHS)
+    weights = {parameter.untyped_storage().data_ptr() for parameter in stage.parameters()}
+    saved: dict[int, torch.Tensor] = {}
+
+    def save(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            saved.setdefault(storage.data_ptr(), tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+        rows = stage(batch, {}, None)
+    assert rows.requires_grad
+    elements = sum(tensor.untyped_storage().nbytes() for tensor in saved.values()) / 4
+    layers = _cost(config, Stage())["layers"]
+    assert layers.split + layers.copied == pytest.approx(elements, rel=0.1)

@@ -35,12 +35,14 @@ class AttentionCall:
 
     Args:
         heads: of queries.
+        keys: heads of keys and values.
         scored: width of each in scores.
         summed: width of each in what is summed by them.
         window: how many rows a row sees at most; 0 for all.
     """
 
     heads: int
+    keys: int
     scored: int
     summed: int
     window: int
@@ -48,7 +50,13 @@ class AttentionCall:
     @classmethod
     def of(cls, query: Tensor, value: Tensor, *, window: int) -> AttentionCall:
         """Return the call of queries [T, N, D] and values [T, K, V]."""
-        return cls(heads=query.shape[1], scored=query.shape[2], summed=value.shape[2], window=window)
+        _, heads, scored = query.shape
+        return cls(heads=heads, keys=value.shape[1], scored=scored, summed=value.shape[2], window=window)
+
+    @property
+    def saved(self) -> int:
+        """Elements that it saves of a row: queries, keys and values, what it attends to, and its log-sum."""
+        return self.heads * (self.scored + self.summed + 1) + self.keys * (self.scored + self.summed)
 
 
 @attrs.frozen
