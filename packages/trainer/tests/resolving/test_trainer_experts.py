@@ -22,8 +22,8 @@ plugin = "decoder"
 ranks = "0-3"
 config = {{ hidden = 256, layers = 1, heads = 2, experts = 16, expert_intermediate = 512 }}
 """
-EXPERTS = 16 * 3 * 256 * 512 * 16 / 2**20
-"""MiB of all experts: sixteen bytes for each number."""
+EXPERTS = 16 * (3 * 256 * 512 * 16 + 256 * 512 * 4) / 2**20
+"""MiB of all experts: sixteen bytes for each number, and the gradient of one of their three weights as it is made."""
 
 
 @pytest.fixture
