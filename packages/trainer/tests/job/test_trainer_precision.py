@@ -172,10 +172,10 @@ def test_bytes_follow_what_layers_compute_in(job: Callable[..., Job]) -> None:
     for one, other in zip(expect_traffic(full, 1), expect_traffic(half, 1), strict=True):
         assert [size // 2 for size in one.traffic.bytes_sent] == list(other.traffic.bytes_sent)
     after = estimate_memory(half)
-    for rank, one in estimate_memory(full).items():
+    for rank, memory in estimate_memory(full).items():
         held, working = after[rank].activations, after[rank].in_turn
-        assert after[rank] == attrs.evolve(one, gathered=one.weights // 2, activations=held, in_turn=working)
-        assert held < one.activations
+        assert after[rank] == attrs.evolve(memory, gathered=memory.weights // 2, activations=held, in_turn=working)
+        assert held < memory.activations
 
 
 def test_a_profile_is_of_one_precision(job: Callable[..., Job]) -> None:
