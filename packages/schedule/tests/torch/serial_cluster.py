@@ -1,9 +1,9 @@
 """Ranks in threads of one process, on channels and groups that do as little at a time as NCCL may.
 
 A rank comes to one call after the other, and each holds it up until all its peers have come to theirs: so calls are in
-order on a communicator and between communicators, nothing goes on beside anything else, and two ranks that have not
+order on a communicator and between communicators, nothing happens beside anything else, and two ranks that have not
 talked before connect while both wait. Messages and collectives have no names: the n-th of two ranks that a channel has
-is the n-th of the other. When no rank can go on, each says for whom it waits.
+is the n-th of the other. When all ranks wait, each says for whom it waits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Call = tuple[Hashable, int]
 
 
 class HangError(Exception):
-    """No rank can go on."""
+    """All ranks wait for one another."""
 
 
 class AbandonedError(Exception):

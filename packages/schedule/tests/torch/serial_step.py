@@ -71,7 +71,7 @@ class Program:
         return self.graph.outputs(self.stage)
 
     def rows(self, edge: Edge, microbatches: tuple[int, ...], *, held: bool) -> Tensor:
-        """Return the rows of an edge that leave a pass: those held go on, the gradients of those wanted back."""
+        """Return the rows of an edge that leave a pass: those held forward, the gradients of those wanted back."""
         routes = [(microbatch, self.route(edge.name, microbatch)) for microbatch in microbatches]
         values = [
             torch.full((route.held if held else route.wanted, WIDTH), self._value(edge, microbatch, gradient=not held))
@@ -175,7 +175,7 @@ def run_step(graph: ModuleGraph, plan: Plan, pairs: Pairs, fault: Fault = NO_FAU
     """Run a step of a plan on all ranks, or where modules work ahead a first, a middle and a last one.
 
     Raises:
-        HangError: no rank can go on; its text says who waits for whom.
+        HangError: all ranks wait for one another; its text says who waits for whom.
         AssertionError: rows came that belong elsewhere, or too many, or none.
     """
     cluster = Cluster(graph.ranks)

@@ -1,6 +1,6 @@
 """Proof that no actors wait for each other in a circle, by running the lists with as much waiting as possible.
 
-Nothing is assumed to go on beside anything else: an actor does one action at a time, in the order of its list, and
+Nothing is assumed to happen beside anything else: an actor does one action at a time, in the order of its list, and
 comes to the next only when this one is over. A message is over when all its senders and receivers have come to it, as
 a collective is with its members. What runs on real streams and communicators waits for less.
 The plan fixes which action waits for which, so one run decides for all: let actors advance in any order until none can;

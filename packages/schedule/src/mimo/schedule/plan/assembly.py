@@ -4,7 +4,7 @@ The one idea: every computation, message and reduction is an event with one plac
 order for all its actors. An actor's list is that order filtered by the actor, so no circle of waiting can arise, even
 if every message is a rendezvous of all its senders and receivers, and every rank does one thing at a time.
 Events are ordered by when they end. So a message comes before whatever its actors compute when it leaves: where
-messages go on beside computations, receives are posted a computation early.
+messages travel beside computations, receives are posted a computation early.
 Actors that hold a stage without collectives between them may compute a pass at different times: the message leaves when
 the last of them is done. An actor that is both ends lists its receive and right behind it its send: they are one batch.
 """
