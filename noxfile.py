@@ -178,20 +178,6 @@ def everything() -> dict[str, frozenset[str]]:
     return closure({name: frozenset(member.extras) for name, member in MEMBERS.items()})
 
 
-@nox.session(allow_parallel=True)
-def integration(session: nox.Session) -> None:
-    """Test all packages together, and the rules of the house.
-
-    It comes first of all that run at once, as it takes the longest, and its ranks wait for each other the most.
-    """
-    install(session, everything(), "integration")
-    collect_rarely(session)
-    with bytecode(session):
-        session.run(
-            "pytest", "integration_tests", *side_by_side(files_of(ROOT / "integration_tests")), *session.posargs
-        )
-
-
 def tests_of(member: Member, extra: str | None) -> tuple[Path, list[Path]]:
     """Return a folder of tests and those in it that are left out: with an extra its own folder, bare all the others."""
     folder = member.folder / "tests" / (extra or "")
@@ -267,6 +253,17 @@ def oldest(session: nox.Session, name: str, library: str) -> None:
     folder = MEMBERS[name].folder / "tests"
     with bytecode(session):
         session.run("pytest", str(folder), *side_by_side([] if session.parallel else files_of(folder)))
+
+
+@nox.session
+def integration(session: nox.Session) -> None:
+    """Test all packages together, and the rules of the house."""
+    install(session, everything(), "integration")
+    collect_rarely(session)
+    with bytecode(session):
+        session.run(
+            "pytest", "integration_tests", *side_by_side(files_of(ROOT / "integration_tests")), *session.posargs
+        )
 
 
 @nox.session(default=False, venv_backend="none")
