@@ -33,11 +33,14 @@ console = false
 
 
 def test_commands_ranks_write_profiles_of_the_steps_that_are_named(tmp_path: Path) -> None:
-    """Steps 2 and 3 in one trace of each rank, with all that its plan does in them, and operations inside."""
+    """Steps 2 and 3, the last, in one trace of each rank: all that its plan does in them, and operations inside."""
     (tmp_path / "run.jsonl").write_text('{"text": "to be"}\n' * 8)
     file, run = tmp_path / "text.toml", tmp_path / "run"
     file.write_text(SETTINGS.format(directory=run))
     assert here("train", file, "logging.profile=3-2").refused("logging.profile: expected one step, or the first and")
+    assert here("train", file, "logging.profile=4-5").refused(
+        "logging.profile: expected steps that the run has, from 1"
+    )
     succeed("train", file, "logging.profile=2-9")
     plan = Plan.from_json((run / "plan.json").read_text())
     assert sorted(path.name for path in (run / "profiles").iterdir()) == [

@@ -10,10 +10,13 @@ import pytest
 import torch
 
 from mimo.hooks import MemoryBytes
+from mimo.schedule import Plan
 from mimo.trainer.config.toml import make_settings
 from mimo.trainer.memory import report
 from mimo.trainer.memory.report import MemoryReport
 from mimo.trainer.resolving.resolve import resolve
+
+NO_PLAN = Plan(schedule="1f1b", microbatches=1, actors=())
 
 
 class Counter:
@@ -50,12 +53,12 @@ def test_what_an_accelerator_counts_is_reported_now_and_then(tmp_path: Path, mon
     counter = Counter(monkeypatch)
     found = reported(tmp_path, monkeypatch, "cuda", [{"language": {"rank_held": None, "allocated": 5}}, {}])
     with found.measured(None):
-        assert [step for step in range(1, 10) if found.of(step, ())] == [4, 8, 9]
-    assert found.of(4, ()) == {"language": MemoryBytes(allocated=7, reserved=9)}
+        assert [step for step in range(1, 10) if found.of(step, NO_PLAN, "both")] == [4, 8, 9]
+    assert found.of(4, NO_PLAN, "both") == {"language": MemoryBytes(allocated=7, reserved=9)}
     assert counter.resets == 4
     more = {"rank_held": None, "allocated": 8, "reserved": 8}
     found = reported(tmp_path, monkeypatch, "cuda", [{"language": more}])
-    assert found.of(4, ()) == {"language": MemoryBytes(allocated=8, reserved=8)}
+    assert found.of(4, NO_PLAN, "both") == {"language": MemoryBytes(allocated=8, reserved=8)}
 
 
 @pytest.mark.parametrize("step", [4, 9])
@@ -63,4 +66,4 @@ def test_a_processor_counts_nothing(step: int, tmp_path: Path, monkeypatch: pyte
     """And sends nothing."""
     found = reported(tmp_path, monkeypatch, "cpu", ())
     monkeypatch.setattr(report, "all_gather_json", None)
-    assert found.of(step, ()) == {}
+    assert found.of(step, NO_PLAN, "both") == {}

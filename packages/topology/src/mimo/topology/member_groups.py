@@ -51,7 +51,7 @@ class GroupMaker:
 
         Args:
             ranks: its members, ascending, this rank among them.
-            purpose: what it is for, which with the ranks tells it from all others of this maker.
+            purpose: what it is for; no other group of this maker has the same purpose and ranks.
         """
         name = hashlib.blake2b(f"{self._number} {purpose} {list(ranks)}".encode(), digest_size=16).hexdigest()
         make: Any = distributed_c10d._new_process_group_helper  # noqa: SLF001

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import attrs
@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 
 from mimo.hooks import MemoryBytes
-from mimo.schedule import Action
+from mimo.schedule import Plan, PlanPhase
 from mimo.schedule.runtime import Record
 from mimo.topology.collectives import all_gather_json
 from mimo.trainer.cost.memory import RankMemory, estimate_memory, estimate_modules
@@ -58,13 +58,8 @@ class MemoryReport:
         with MemoryTracker(record, self._labels) as self._tracker:
             yield
 
-    def of(self, step: int, actions: Sequence[Action]) -> Mapping[str, MemoryBytes]:
-        """Return by module what there is to report of a step: the same on all ranks.
-
-        Args:
-            step: its number.
-            actions: that this rank did in it, in order.
-        """
+    def of(self, step: int, plan: Plan, phase: PlanPhase) -> Mapping[str, MemoryBytes]:
+        """Return by module what there is to report of a step, which did ``phase`` of a plan: the same on all ranks."""
         settings = self._job.settings
         is_counted = self._counts and (step % settings.logging.interval == 0 or step == settings.run.steps)
         tracker, self._tracker = self._tracker, None
@@ -72,7 +67,7 @@ class MemoryReport:
             return {}
         found = {name: MemoryBytes() for name in self._names}
         if tracker is not None:
-            found |= self._beside_estimates(tracker.peak(actions))
+            found |= self._beside_estimates(tracker.peak(plan.phase(phase).actions_of(self._rank)))
         if is_counted:
             found = self._counted(found)
         everybody = all_gather_json({name: attrs.asdict(one) for name, one in found.items()}, self._objects)

@@ -18,6 +18,7 @@ class StepProfile:
 
     def __init__(self) -> None:
         self._running: profile | None = None
+        self._first = 0
 
     @hookimpl
     def mimo_step_begin(self, run: RunInfo, step: int) -> None:
@@ -29,28 +30,38 @@ class StepProfile:
         from torch.profiler import ProfilerActivity, profile
 
         gpu = [ProfilerActivity.CUDA] if torch.cuda.is_available() else []
-        self._running = profile(activities=[ProfilerActivity.CPU, *gpu])
+        self._running, self._first = profile(activities=[ProfilerActivity.CPU, *gpu]), step
         self._running.start()
 
     @hookimpl
     def mimo_step_end(self, run: RunInfo, info: StepInfo) -> None:
-        """Write the trace after the last of the steps, or the last of the run.
+        """Write the trace after the last of the steps; see `_write`."""
+        if info.step == _steps(run).stop - 1:
+            self._write(run)
+
+    @hookimpl
+    def mimo_run_end(self, run: RunInfo) -> None:
+        """Write that of a run that ends before the last of the steps; see `_write`."""
+        self._write(run)
+
+    def _write(self, run: RunInfo) -> None:
+        """Write the trace of what has been profiled, if anything has.
 
         Raises:
             RunError: it can't be written.
         """
-        if self._running is None or info.step < min(_steps(run)[-1], run.steps):
+        if self._running is None:
             return
-        self._running.stop()
-        path = run.directory / PROFILES / f"steps_{_steps(run)[0]:08d}_rank{run.rank}.json.gz"
+        running, self._running = self._running, None
+        running.stop()
+        path = run.directory / PROFILES / f"steps_{self._first:08d}_rank{run.rank}.json.gz"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._running.export_chrome_trace(str(path))
+            running.export_chrome_trace(str(path))
         except OSError as error:
             raise RunError(
                 str(path), expected="the trace of a profile to be written", got=str(error), fix="Make room."
             ) from error
-        self._running = None
 
 
 def _steps(run: RunInfo) -> range:

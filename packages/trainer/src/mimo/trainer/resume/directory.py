@@ -13,7 +13,7 @@ from pathlib import Path
 from mimo.hooks import ConfigError
 from mimo.launch import unwritable
 from mimo.trainer.config.names import CHECKPOINTS, CONFIG_FILE, SIGNS_OF_A_RUN
-from mimo.trainer.config.settings import Settings
+from mimo.trainer.config.settings import Settings, steps_of
 from mimo.trainer.config.toml import read_table
 
 
@@ -181,11 +181,19 @@ def check_world(world: int, environ: Mapping[str, str]) -> None:
 
 
 def check_logging(settings: Settings) -> None:
-    """Refuse TensorBoard logging where its plugin is missing.
+    """Refuse TensorBoard logging where its plugin is missing, and a profile of steps that the run does not have.
 
     Raises:
-        ConfigError: naming ``logging.tensorboard``.
+        ConfigError: naming ``logging.tensorboard`` or ``logging.profile``.
     """
+    profiled, steps = settings.logging.profile, settings.run.steps
+    if profiled and steps_of(profiled)[0] > steps:
+        raise ConfigError(
+            "logging.profile",
+            expected=f"steps that the run has, from 1 to {steps}",
+            got=repr(profiled),
+            fix="Name one of them, or set run.steps to more.",
+        )
     needed = ("mimo_logger_tensorboard", "tensorboard")
     if settings.logging.tensorboard and any(importlib.util.find_spec(name) is None for name in needed):
         raise ConfigError(

@@ -161,7 +161,7 @@ class Trainer:
             dropped=self.samples.dropped(step),
             seconds=seconds,
             optimizer_bytes=self._optimizer_bytes,
-            memory=self._memory.of(step, plan.phase(phase).actions_of(self.rank)),
+            memory=self._memory.of(step, plan, phase),
         )
         return StepOutcome(info=info, stops=result.agreed.stops > 0)
 
