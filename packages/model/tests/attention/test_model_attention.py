@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import partial
+from itertools import pairwise, product
 from typing import Any
 
 import attrs
@@ -16,7 +17,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import pad
 
-from mimo.model.attention.chunks import Chunk, batch, cut_rows, cut_segments
+from mimo.model.attention.batches import CALL_COSTS, CallCost, batch
+from mimo.model.attention.chunks import Chunk, cut_rows, cut_segments, keys_of_chunks
 from mimo.model.runtime import ContextAxis, Segments, attend
 
 LENGTHS = [
@@ -248,25 +250,59 @@ def test_equal_lengths_are_one_call_in_place() -> None:
     assert segments.inverse_index is None
 
 
-def _batches(lengths: Sequence[int], *, causal: bool) -> list[list[int]]:
+FREE = CallCost(call=0, row=0, masked=1)
+DEAR = CallCost(call=10**9, row=1, masked=1)
+
+
+def _batches(lengths: Sequence[int], *, causal: bool, cost: CallCost = CALL_COSTS["cpu"]) -> list[list[int]]:
     (chunks,) = cut_segments(lengths, size=1)
-    return [[chunks[i].segment for i in call] for call in batch(chunks, lengths, causal=causal)]
+    calls = batch(chunks, keys_of_chunks(chunks, lengths, causal=causal), causal=causal, cost=cost)
+    return [[chunks[i].segment for i in call] for call in calls]
 
 
-def test_causal_segments_of_like_length_share_a_call() -> None:
-    """Causal attention batches segments within a quarter of the longest; full attention only equal ones."""
-    lengths = (100, 80, 70, 100, 30, 5)
-    assert _batches(lengths, causal=True) == [[0, 1, 3], [2], [4, 5]]
-    assert _batches(lengths, causal=False) == [[0, 3], [1], [2], [4], [5]]
+@pytest.mark.parametrize("causal", [True, False])
+def test_segments_share_a_call_where_their_padding_costs_less_than_another(causal: bool) -> None:
+    """What a call costs on each kind of device decides; segments of one length always share one."""
+    lengths = (100, 98, 70, 100, 30, 5)
+    like = [[0, 1, 3]] if causal else [[0, 3], [1]]  # a mask over all of a call's keys costs more than their padding
+    assert _batches(lengths, causal=causal) == [*like, [2], [4], [5]]
+    assert _batches(lengths, causal=causal, cost=CALL_COSTS["cuda"]) == [[0, 1, 2, 3], [4, 5]]
+    assert _batches(lengths, causal=causal, cost=FREE) == [[0, 3], [1], [2], [4], [5]]
+    assert _batches(lengths, causal=causal, cost=DEAR) == [[0, 1, 2, 3, 4, 5]]
+
+
+def _price(lengths: Sequence[int], calls: Sequence[Sequence[int]], *, causal: bool, cost: CallCost) -> float:
+    def masked(call: Sequence[int]) -> bool:
+        return not causal and len({lengths[i] for i in call}) > 1
+
+    longest = [max(lengths[i] for i in call) for call in calls]
+    return sum(cost.of(len(call), most, most, masked=masked(call)) for call, most in zip(calls, longest, strict=True))
+
+
+@given(
+    lengths=st.lists(st.integers(1, 200), min_size=1, max_size=9),
+    causal=st.booleans(),
+    cost=st.sampled_from([*CALL_COSTS.values(), FREE, CallCost(call=3_000, row=0, masked=1)]),
+)
+def test_no_cut_of_the_sorted_lengths_costs_less(lengths: list[int], causal: bool, cost: CallCost) -> None:
+    """All ways to cut at most nine lengths, 256 of them, are tried."""
+    order = sorted(range(len(lengths)), key=lambda i: -lengths[i])
+    prices = []
+    for cuts in product((False, True), repeat=len(lengths) - 1):
+        ends = [0, *(i + 1 for i, cut in enumerate(cuts) if cut), len(lengths)]
+        calls = [order[start:stop] for start, stop in pairwise(ends)]
+        prices.append(_price(lengths, calls, causal=causal, cost=cost))
+    found = _price(lengths, _batches(lengths, causal=causal, cost=cost), causal=causal, cost=cost)
+    assert found == pytest.approx(min(prices))
 
 
 def test_early_and_late_chunks_are_calls_of_their_own() -> None:
     """Late chunks see all rows before them, early ones no more than themselves; those of like length share a call."""
-    segments = Segments.of((400, 380, 396), causal=True, context=ContextAxis(rank=0, size=2))
-    assert _shapes(segments) == [(3, 115, 400), (3, 100, 100)]
+    segments = Segments.of((100, 98, 99), causal=True, context=ContextAxis(rank=0, size=2))
+    assert _shapes(segments) == [(3, 26, 100), (3, 25, 25)]
     assert [[piece.mask is None for piece in call.pieces] for call in segments.calls] == [[False], [True]]
-    middle = Segments.of((400, 380, 396), causal=True, context=ContextAxis(rank=1, size=2))
-    assert _shapes(middle) == [(3, 205, 300)]
+    middle = Segments.of((100, 98, 99), causal=True, context=ContextAxis(rank=1, size=2))
+    assert _shapes(middle) == [(3, 50, 75)]
 
 
 def test_long_chunks_run_in_pieces() -> None:
@@ -295,28 +331,28 @@ def test_a_window_leaves_out_what_no_row_sees() -> None:
 @pytest.mark.parametrize(
     ("rows", "part", "parts", "calls"),
     [
-        (12, 0, 1, [(1, 3, 6), (3, 3, 4)]),
-        (5, 1, 3, [(1, 1, 6), (1, 3, 4), (1, 1, 4)]),
-        (5, 2, 3, [(1, 2, 4)]),
+        (12, 0, 1, [(1, 3, 90), (3, 3, 40)]),
+        (5, 1, 3, [(1, 1, 90), (2, 3, 40)]),
+        (5, 2, 3, [(1, 2, 40)]),
         (12, 1, 2, []),
     ],
 )
 def test_queries_of_like_segments_share_a_call(
     rows: int, part: int, parts: int, calls: list[tuple[int, int, int]]
 ) -> None:
-    """Three rows for each of four segments look at its 4 or 6 others: chunks, queries and keys of a slice's calls."""
-    segments = Segments.crossed([4, 6, 4, 4], queries=3, rows=rows, part=part, parts=parts)
+    """Three rows for each of four segments look at its 40 or 90 others: chunks, queries, keys of a slice's calls."""
+    segments = Segments.crossed([40, 90, 40, 40], queries=3, rows=rows, part=part, parts=parts)
     assert [(call.chunks, call.queries, call.keys) for call in segments.calls] == calls
-    assert segments.used == sum(call.chunks * call.queries for call in segments.calls)
+    assert segments.used == min(rows, max(0, 12 - part * rows))
 
 
 def test_slices_cut_segments_anywhere() -> None:
     """Each rank's slice of the rows looks at all of the segments that it touches."""
     calls = [
-        _shapes(Segments.sliced((6, 6, 2), causal=False, rows=5, context=ContextAxis(rank=rank, size=3)))
+        _shapes(Segments.sliced((60, 60, 20), causal=False, rows=50, context=ContextAxis(rank=rank, size=3)))
         for rank in range(3)
     ]
-    assert calls == [[(1, 5, 6)], [(1, 4, 6), (1, 1, 6)], [(1, 2, 6), (1, 2, 2)]]
+    assert calls == [[(1, 50, 60)], [(1, 40, 60), (1, 10, 60)], [(1, 20, 60), (1, 20, 20)]]
 
 
 @given(
@@ -334,7 +370,8 @@ def test_every_row_is_in_one_chunk_and_one_call(lengths: list[int], causal: bool
     for chunks in held:
         assert all(chunk.rows > 0 for chunk in chunks)
         assert not sliced or sum(chunk.rows for chunk in chunks) <= rows
-        calls = batch(chunks, lengths, causal=causal)
+        keys = keys_of_chunks(chunks, lengths, causal=causal)
+        calls = batch(chunks, keys, causal=causal, cost=CALL_COSTS["cpu"])
         assert sorted(index for call in calls for index in call) == list(range(len(chunks)))
 
 

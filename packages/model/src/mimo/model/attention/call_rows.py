@@ -50,14 +50,18 @@ def keys_of(
     chunks: Sequence[Chunk],
     batches: Sequence[Sequence[int]],
     calls: Sequence[Call],
+    *,
+    keys: Sequence[int],
     lengths: Sequence[int],
 ) -> Tensor:
-    """Return the row that each key of the calls is, where row i of the segments is row ``gathered[i]``."""
+    """Return the row that each key of the calls is, where row i of the segments is row ``gathered[i]``.
+
+    A chunk that looks at fewer ``keys`` than its call has is filled up with its last one, which a mask hides.
+    """
     firsts = torch.tensor([0, *lengths], dtype=torch.long).cumsum(0)
     pieces = [gathered[:0]]
     for each, call in zip(batches, calls, strict=True):
-        own = [chunks[i] for i in each]
-        last = torch.tensor([call.keys if call.start is None else chunk.stop for chunk in own]).unsqueeze(1) - 1
-        first = firsts[torch.tensor([chunk.segment for chunk in own])].unsqueeze(1)
+        last = torch.tensor([keys[i] for i in each]).unsqueeze(1) - 1
+        first = firsts[torch.tensor([chunks[i].segment for i in each])].unsqueeze(1)
         pieces.append(gathered[first + torch.arange(call.keys).minimum(last)].flatten())
     return torch.cat(pieces)

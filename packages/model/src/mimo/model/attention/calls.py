@@ -13,15 +13,16 @@ import torch
 from torch import Tensor
 from torch.nn.attention.bias import causal_lower_right
 
+from mimo.model.attention.batches import pieces_of
 from mimo.model.attention.chunks import Chunk, Spans
-
-_PIECES = 4  # of a masked call at most: over two ranks one computes a quarter more than is looked at, four a sixteenth
-_PIECE = 128  # queries of each at least, for the kernel to be quick
 
 
 @attrs.frozen(eq=False)
 class Piece:
-    """Some queries of a call, the keys that they look at, and the mask where the kernel needs one."""
+    """Some queries of a call, the keys that they look at, and the mask where the kernel needs one.
+
+    The mask tells which query sees which key, of all chunks alike [Q, L] or of each [C, 1, 1 or Q, L].
+    """
 
     queries: slice
     keys: slice
@@ -44,7 +45,7 @@ class Call:
 
 def call_of(
     chunks: Sequence[Chunk],
-    lengths: Sequence[int],
+    keys: Sequence[int],
     *,
     causal: bool,
     window: int,
@@ -55,28 +56,32 @@ def call_of(
 
     Args:
         chunks: at least one.
-        lengths: rows of each segment.
+        keys: how many rows each looks at.
         causal: whether a row sees only itself and earlier rows of its segment.
         window: of these, how many it sees at most; 0 for all.
         device: where it will run.
         items: of each segment, or none: a row of one sees all of its rows too that the window doesn't end before.
     """
+    longest = max(keys)
     if not causal:
-        queries, keys = chunks[0].rows, lengths[chunks[0].segment]
-        return Call(len(chunks), queries, keys, (Piece(slice(queries), slice(keys)),))
-    start, keys = min(chunk.start for chunk in chunks), max(chunk.stop for chunk in chunks)
-    if inside := chunks[0].items(items[chunks[0].segment]) if items else ():
-        (chunk,), reach = chunks, min(max(keys, inside[-1][1]), lengths[chunks[0].segment])
-        return Call(1, chunk.rows, reach, _pieces(range(start, keys), window or reach, device, inside))
-    queries = keys - start
-    if 0 < window < keys:
-        return Call(len(chunks), queries, keys, _pieces(range(start, keys), window, device), start)
-    if queries == keys:
-        return Call(len(chunks), queries, keys, (Piece(slice(queries), slice(keys)),), start)
-    if _knows_corner_masks(device):
-        mask = causal_lower_right(queries, keys)
-        return Call(len(chunks), queries, keys, (Piece(slice(queries), slice(keys), mask),), start)
-    return Call(len(chunks), queries, keys, _pieces(range(start, keys), keys, device), start)
+        queries, mask = max(chunk.rows for chunk in chunks), None
+        if min(keys) < longest:
+            mask = torch.arange(longest) < torch.tensor(keys).unsqueeze(1)
+            mask = mask.view(len(chunks), 1, 1, longest).to(device)
+        return Call(len(chunks), queries, longest, (Piece(slice(queries), slice(longest), mask),))
+    rows = range(min(chunk.start for chunk in chunks), max(chunk.stop for chunk in chunks))
+    inside = [chunk.items(items[chunk.segment]) for chunk in chunks] if items else []
+    if any(inside):
+        pieces = _pieces(rows, window or longest, device, inside)
+    elif 0 < window < longest:
+        pieces = _pieces(rows, window, device)
+    elif len(rows) == longest:
+        pieces = (Piece(slice(longest), slice(longest)),)
+    elif _knows_corner_masks(device):
+        pieces = (Piece(slice(len(rows)), slice(longest), causal_lower_right(len(rows), longest)),)
+    else:
+        pieces = _pieces(rows, longest, device)
+    return Call(len(chunks), len(rows), longest, pieces, rows.start)
 
 
 def _knows_corner_masks(device: torch.device) -> bool:
@@ -84,22 +89,25 @@ def _knows_corner_masks(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def _pieces(rows: range, window: int, device: torch.device, items: Spans = ()) -> tuple[Piece, ...]:
-    """Return rows of a segment in pieces, each row of which sees at most ``window`` rows back and those of its item.
+def _pieces(rows: range, window: int, device: torch.device, inside: Sequence[Spans] = ()) -> tuple[Piece, ...]:
+    """Return rows of segments in pieces, each row of which sees at most ``window`` rows back and those of its item.
 
-    To a kernel a masked pair costs as much as any other. Pieces leave out most of those: they are `_PIECES`, or as many
-    to a window.
+    ``inside`` names the items of each chunk, or of none.
     """
-    count = max(1, len(rows) // max(_PIECE, min(len(rows), window) // _PIECES))
+    count = pieces_of(len(rows), window)
     cuts = [rows.start + len(rows) * piece // count for piece in range(count + 1)]
     pieces = []
     for start, stop in pairwise(cuts):
         first = max(0, start - window + 1)  # row ``start`` sees none before it
-        inside = [(low, high) for low, high in items if low < stop and start < high]
-        last = max([stop, *(high for _, high in inside)])
-        seen = torch.ones(stop - start, last - first, dtype=torch.bool, device=device).tril(start - first)
-        for low, high in inside:
-            seen[max(low - start, 0) : high - start, max(low - first, 0) : high - first] = True
-        mask = seen.triu(start - first - window + 1)
+        own = [[(low, high) for low, high in spans if low < stop and start < high] for spans in inside]
+        last = max([stop, *(high for spans in own for _, high in spans)])
+        seen = torch.ones(stop - start, last - first, dtype=torch.bool).tril(start - first)
+        if any(own):
+            seen = seen.repeat(len(own), 1, 1, 1)
+            for chunk, spans in enumerate(own):
+                for low, high in spans:
+                    item = slice(max(low - start, 0), high - start), slice(max(low - first, 0), high - first)
+                    seen[chunk, 0][item] = True
+        mask = seen.triu(start - first - window + 1).to(device)
         pieces.append(Piece(slice(start - rows.start, stop - rows.start), slice(first, last), mask))
     return tuple(pieces)

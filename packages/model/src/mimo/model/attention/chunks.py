@@ -1,4 +1,4 @@
-"""Which rows of packed segments each context rank holds, and in how few kernel calls they can attend. Free of torch."""
+"""Which rows of packed segments each context rank holds, and which rows these look at. Free of torch."""
 
 from __future__ import annotations
 
@@ -8,9 +8,6 @@ from typing import TypeAlias
 import attrs
 
 from mimo.topology import context_spans
-
-_LIKE = 0.75**2  # a causal chunk joins a call whose padded area it fills this far …
-_SHORT = 32  # … or one that looks at so few rows that another call would cost more than the padding
 
 Spans: TypeAlias = Sequence[tuple[int, int]]
 """Of a segment, the rows ``start`` .. ``stop`` of each of its items; ascending, and none in two of them."""
@@ -28,11 +25,6 @@ class Chunk:
     def rows(self) -> int:
         """How many they are."""
         return self.stop - self.start
-
-    @property
-    def area(self) -> int:
-        """Pairs of a row and a row before it or in the chunk."""
-        return self.rows * self.stop
 
     def items(self, spans: Spans) -> Spans:
         """Return those of several rows of which this chunk has some."""
@@ -66,30 +58,14 @@ def cut_rows(lengths: Sequence[int], *, rows: int, size: int) -> list[list[Chunk
     return held
 
 
-def batch(
+def keys_of_chunks(
     chunks: Sequence[Chunk], lengths: Sequence[int], *, causal: bool, items: Sequence[Spans] = ()
-) -> list[list[int]]:
-    """Return which of ``chunks`` share a kernel call, ascending in each.
+) -> list[int]:
+    """Return how many rows of its segment, the first ones, each chunk's rows look at in all.
 
-    A causal call is as long as its longest chunk, and reaches back as far as its earliest; full attention has no mask
-    that would hide padding, so there all look at equally many rows. A chunk with rows of ``items``, which each segment
-    has or none, is a causal call by itself.
+    ``items`` of each segment, or none, are seen whole by their rows, also where causal attention would end before.
     """
     if not causal:
-        calls_of_shape: dict[tuple[int, int], list[int]] = {}
-        for index, chunk in enumerate(chunks):
-            calls_of_shape.setdefault((lengths[chunk.segment], chunk.rows), []).append(index)
-        return [calls_of_shape[shape] for shape in sorted(calls_of_shape, reverse=True)]
-    alone = {index for index, chunk in enumerate(chunks) if items and chunk.items(items[chunk.segment])}
-    calls: list[list[int]] = []
-    start = stop = least = 0
-    for index in sorted(set(range(len(chunks))) - alone, key=lambda i: (-chunks[i].stop, -chunks[i].start)):
-        chunk = chunks[index]
-        earliest, smallest = min(start, chunk.start), min(least, chunk.area)
-        if calls and (smallest >= _LIKE * (stop - earliest) * stop or stop <= _SHORT):
-            calls[-1].append(index)
-            start, least = earliest, smallest
-        else:
-            calls.append([index])
-            start, stop, least = chunk.start, chunk.stop, chunk.area
-    return [*(sorted(call) for call in calls), *([index] for index in sorted(alone))]
+        return [lengths[chunk.segment] for chunk in chunks]
+    inside = [chunk.items(items[chunk.segment]) if items else () for chunk in chunks]
+    return [max([chunk.stop, *(high for _, high in spans)]) for chunk, spans in zip(chunks, inside, strict=True)]

@@ -1,7 +1,7 @@
 """Where the segments of packed rows lie, and which rows are the queries and keys of each kernel call of attention.
 
-Worked out once for a microbatch, it serves all layers. Segments of one length (causal: chunks of about one, padded
-where no row looks) become one batched call.
+Worked out once for a microbatch, it serves all layers. Segments of about one length become one batched call, padded
+where no row looks.
 Shapes: T rows of this rank, G rows of all context ranks without padding; in one call C chunks of segments, Q rows of
 each, which look at L rows.
 """
@@ -14,9 +14,10 @@ import attrs
 import torch
 from torch import Tensor
 
+from mimo.model.attention.batches import CALL_COSTS, batch
 from mimo.model.attention.call_rows import gathered_rows, keys_of, queries_of
 from mimo.model.attention.calls import Call, Piece, call_of
-from mimo.model.attention.chunks import Chunk, Spans, batch, cut_rows, cut_segments
+from mimo.model.attention.chunks import Chunk, Spans, cut_rows, cut_segments, keys_of_chunks
 from mimo.model.parallel import ContextAxis
 
 
@@ -122,14 +123,10 @@ class Segments:
             device: where attention will run.
         """
         chunks = cut_rows([queries] * len(lengths), rows=rows, size=parts)[part]
-        batches = batch(chunks, lengths, causal=False)
-        calls = tuple(
-            call_of([chunks[i] for i in each], lengths, causal=False, window=0, device=torch.device(device))
-            for each in batches
-        )
+        keys = keys_of_chunks(chunks, lengths, causal=False)
+        batches, calls = _calls(chunks, keys, causal=False, device=torch.device(device))
         query_index, inverse_index = queries_of(chunks, batches, calls)
-        packed = torch.arange(sum(lengths)).split(list(lengths))
-        seen = [packed[chunks[i].segment] for each in batches for i in each]
+        key_index = keys_of(torch.arange(sum(lengths)), chunks, batches, calls, keys=keys, lengths=lengths)
         used = sum(chunk.rows for chunk in chunks)
         return cls(
             causal=False,
@@ -138,7 +135,7 @@ class Segments:
             held=sum(lengths),
             calls=calls,
             query_index=query_index.to(device),
-            key_index=torch.cat([query_index[:0], *seen]).to(device),
+            key_index=key_index.to(device),
             inverse_index=inverse_index.to(device),
             context=ContextAxis.single(),
             counts=(used,),
@@ -169,13 +166,10 @@ class Segments:
             for segment, (rows, stop) in enumerate(zip(lengths, held, strict=True))
             if rows
         ]
-        batches, on = batch(chunks, held, causal=True, items=items), torch.device(device)
-        calls = tuple(
-            call_of([chunks[i] for i in each], held, causal=True, window=window, device=on, items=items)
-            for each in batches
-        )
+        keys = keys_of_chunks(chunks, held, causal=True, items=items)
+        batches, calls = _calls(chunks, keys, causal=True, window=window, device=torch.device(device), items=items)
         query_index, inverse_index = queries_of(chunks, batches, calls)
-        key_index = keys_of(torch.arange(sum(held)), chunks, batches, calls, held)
+        key_index = keys_of(torch.arange(sum(held)), chunks, batches, calls, keys=keys, lengths=held)
         used = sum(lengths)
         return cls(
             causal=True,
@@ -238,12 +232,8 @@ class Segments:
         total = used if rows is None else rows
         assert used <= total, f"{used} rows of segments in {total}"
         chunks = held[context.rank]
-        batches = batch(chunks, lengths, causal=causal, items=items)
-        on = torch.device(device)
-        calls = tuple(
-            call_of([chunks[i] for i in each], lengths, causal=causal, window=window, device=on, items=items)
-            for each in batches
-        )
+        keys = keys_of_chunks(chunks, lengths, causal=causal, items=items)
+        batches, calls = _calls(chunks, keys, causal=causal, window=window, device=torch.device(device), items=items)
         in_order = len(calls) <= 1 and sum(call.chunks * call.queries for call in calls) == used
         query_index = key_index = inverse_index = None
         if not in_order or context.size > 1:
@@ -251,7 +241,7 @@ class Segments:
             key_index = (
                 query_index
                 if context.size == 1
-                else keys_of(gathered_rows(held, lengths), chunks, batches, calls, lengths)
+                else keys_of(gathered_rows(held, lengths), chunks, batches, calls, keys=keys, lengths=lengths)
             )
             query_index, key_index, inverse_index = (
                 query_index.to(device),
@@ -270,3 +260,28 @@ class Segments:
             context=context,
             counts=counts,
         )
+
+
+def _calls(
+    chunks: Sequence[Chunk],
+    keys: Sequence[int],
+    *,
+    causal: bool,
+    device: torch.device,
+    window: int = 0,
+    items: Sequence[Spans] = (),
+) -> tuple[list[list[int]], tuple[Call, ...]]:
+    """Return which chunks share a call, and the calls."""
+    cost = CALL_COSTS["cpu" if device.type == "cpu" else "cuda"]
+    batches = batch(chunks, keys, causal=causal, cost=cost, window=window)
+    return batches, tuple(
+        call_of(
+            [chunks[i] for i in each],
+            [keys[i] for i in each],
+            causal=causal,
+            window=window,
+            device=device,
+            items=items,
+        )
+        for each in batches
+    )
