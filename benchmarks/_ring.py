@@ -100,7 +100,7 @@ def ring_attend(query: Tensor, key: Tensor, value: Tensor, segments: Segments, *
     """Do as `mimo.model.runtime.attend`, for two context ranks and samples of one length, a multiple of four."""
     assert heads is None
     assert segments.context.size == 2
-    count = segments.calls[0].chunks
+    count = len(segments.cut.lengths)
     both = torch.cat((key, value), 1).unflatten(0, (count, -1)).contiguous()
     out = _Ring.apply(query.unflatten(0, (count, -1)), both, segments.context)  # type: ignore[no-untyped-call]  # torch leaves it untyped
     return cast("Tensor", out).flatten(0, 1)

@@ -53,8 +53,9 @@ def _seconds(step: Callable[[], object], *, least: int = 3) -> float:
 
 def _step(lengths: list[int], *, causal: bool, cost: CallCost) -> Callable[[], object]:
     """Return forward and backward of attention over segments of these lengths."""
+    segments = Segments.of(lengths, causal=causal)
     with patch.dict(CALL_COSTS, cpu=cost):
-        segments = Segments.of(lengths, causal=causal)
+        assert segments.padded.calls  # chosen now
     rows = sum(lengths)
     query, key, value = (torch.randn(rows, HEADS, WIDTH, requires_grad=True) for _ in range(3))
     gradient = torch.randn(rows, HEADS, WIDTH)
@@ -95,7 +96,7 @@ def main() -> None:
         steps = {way: _step(lengths, causal=causal, cost=cost) for way, cost in WAYS.items()}
         for device in CALL_COSTS:
             with patch.dict(CALL_COSTS, cpu=CALL_COSTS[device]):
-                calls = Segments.of(lengths, causal=causal).calls
+                calls = Segments.of(lengths, causal=causal).padded.calls
             area = sum(call.chunks * call.queries * call.keys for call in calls)
             figures[f"{case}: calls, {device}"] = len(calls)
             figures[f"{case}: area, {device}"] = round(area / sum(length**2 for length in lengths), 3)

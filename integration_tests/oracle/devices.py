@@ -17,9 +17,10 @@ from oracle import Outcome, run_layout
 from tables import Table
 from torch.distributed import distributed_c10d
 
-from mimo.model.attention import calls
+from mimo.model.attention import calls, kernels, padded, varlen
 from mimo.model.layers import norms
 from mimo.model.parallel import context, tensor
+from mimo.model.testing.varlen import varlen_attention
 from mimo.schedule.runtime import channel
 from mimo.topology import meshes
 from mimo.trainer import Trainer
@@ -31,6 +32,9 @@ BRANCHES: Mapping[Any, Mapping[str, Any]] = {
     _scatter: {"_exchanges": lambda _gradient: False},
     norms: {"_is_faster": lambda _x, _weight: False},
     calls: {"_knows_corner_masks": lambda _device: True},
+    kernels: {"takes_varlen": lambda _device, _dtype: True},
+    padded: {"needs_alignment": lambda _query: True},
+    varlen: {"varlen_attn": varlen_attention},
     meshes: {"connects_late": lambda _backend: True},
     channel: {"connects_late": lambda _backend: True},
 }

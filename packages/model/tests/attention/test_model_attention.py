@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from itertools import pairwise, product
 from typing import Any
+from unittest.mock import patch
 
 import attrs
 import pytest
@@ -17,9 +19,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn.functional import pad
 
+from mimo.model.attention import calls, kernels, padded, varlen
 from mimo.model.attention.batches import CALL_COSTS, CallCost, batch
 from mimo.model.attention.chunks import Chunk, cut_rows, cut_segments, keys_of_chunks
 from mimo.model.runtime import ContextAxis, Segments, attend
+from mimo.model.testing.varlen import varlen_attention
 
 LENGTHS = [
     (5, 5, 5),
@@ -168,7 +172,32 @@ def _check_case(
         assert not one.grad[len(here) :].any()
 
 
-def _check_attention(_rank: int, *, whole: bool = False) -> None:
+AS_ON_GPUS: dict[str, dict[Any, dict[str, Any]]] = {
+    "cpu": {},
+    "one call": {
+        kernels: {"takes_varlen": lambda _device, _dtype: True},
+        varlen: {"varlen_attn": varlen_attention},
+    },
+    "one call, torch 2.11": {
+        kernels: {"takes_varlen": lambda _device, _dtype: True},
+        varlen: {"varlen_attn": partial(varlen_attention, enable_gqa=False), "_KNOWS_GROUPS": False},
+    },
+    "no math kernel": {
+        padded: {"needs_alignment": lambda _query: True, "CALL_COSTS": {"cpu": CALL_COSTS["cuda"]}},
+        calls: {"_knows_corner_masks": lambda _device: True},
+    },
+}
+"""What a GPU answers where attention asks which kernels it has; the CPU's flash attention stands in for its own."""
+
+
+def _check_attention(_rank: int, *, whole: bool = False, answers: str = "cpu") -> None:
+    with ExitStack() as patches:
+        for module, names in AS_ON_GPUS[answers].items():
+            patches.enter_context(patch.multiple(module, **names))
+        _check_shapes(whole=whole)
+
+
+def _check_shapes(*, whole: bool) -> None:
     assert dist.group.WORLD is not None
     context = ContextAxis.of(dist.group.WORLD)
     for one, lengths in enumerate(LENGTHS):
@@ -196,11 +225,24 @@ def test_equals_attention_with_a_mask(run_ranks: Callable[..., list[Any]], ranks
     run_ranks(ranks, _check_attention)
 
 
+@pytest.mark.parametrize(
+    ("answers", "ranks"), [("one call", 1), ("one call", 3), ("one call, torch 2.11", 2), ("no math kernel", 2)]
+)
+def test_equals_attention_with_a_mask_by_the_kernels_of_gpus(
+    run_ranks: Callable[..., list[Any]], answers: str, ranks: int
+) -> None:
+    """The same where all is one call without padding, and in calls that leave nothing to the kernel without limits."""
+    run_ranks(ranks, partial(_check_attention, answers=answers))
+
+
 @pytest.mark.soak
+@pytest.mark.parametrize("answers", AS_ON_GPUS)
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4])
-def test_equals_attention_with_a_mask_in_every_kind(run_ranks: Callable[..., list[Any]], ranks: int) -> None:
-    """The whole product of numbers of ranks, lengths, shapes and kinds."""
-    run_ranks(ranks, partial(_check_attention, whole=True))
+def test_equals_attention_with_a_mask_in_every_kind(
+    run_ranks: Callable[..., list[Any]], ranks: int, answers: str
+) -> None:
+    """The whole product of numbers of ranks, lengths, shapes, kinds and kernels."""
+    run_ranks(ranks, partial(_check_attention, whole=True, answers=answers))
 
 
 def _check_pieces(_rank: int) -> None:
@@ -238,16 +280,16 @@ def test_only_key_and_value_heads_travel(run_ranks: Callable[..., list[Any]]) ->
 
 
 def _shapes(segments: Segments) -> list[tuple[int, int, int]]:
-    return [(call.chunks, call.queries, call.keys) for call in segments.calls]
+    return [(call.chunks, call.queries, call.keys) for call in segments.padded.calls]
 
 
 def test_equal_lengths_are_one_call_in_place() -> None:
     """Segments of one length need no reordering."""
     segments = Segments.of((4, 4, 4), causal=False, rows=13)
     assert _shapes(segments) == [(3, 4, 4)]
-    assert segments.query_index is None
-    assert segments.key_index is None
-    assert segments.inverse_index is None
+    assert segments.padded.query_index is None
+    assert segments.padded.key_index is None
+    assert segments.padded.inverse_index is None
 
 
 FREE = CallCost(call=0, row=0, masked=1)
@@ -300,14 +342,14 @@ def test_early_and_late_chunks_are_calls_of_their_own() -> None:
     """Late chunks see all rows before them, early ones no more than themselves; those of like length share a call."""
     segments = Segments.of((100, 98, 99), causal=True, context=ContextAxis(rank=0, size=2))
     assert _shapes(segments) == [(3, 26, 100), (3, 25, 25)]
-    assert [[piece.mask is None for piece in call.pieces] for call in segments.calls] == [[False], [True]]
+    assert [[piece.mask is None for piece in call.pieces] for call in segments.padded.calls] == [[False], [True]]
     middle = Segments.of((100, 98, 99), causal=True, context=ContextAxis(rank=1, size=2))
     assert _shapes(middle) == [(3, 50, 75)]
 
 
 def test_long_chunks_run_in_pieces() -> None:
     """Queries late in a segment look at what is before them in pieces, so that little is computed and masked."""
-    (call,) = Segments.of((1030,), causal=True, context=ContextAxis(rank=1, size=2)).calls
+    (call,) = Segments.of((1030,), causal=True, context=ContextAxis(rank=1, size=2)).padded.calls
     assert (call.queries, call.keys) == (515, 773)
     assert [(piece.queries, piece.keys) for piece in call.pieces] == [
         (slice(0, 128), slice(0, 386)),
@@ -319,13 +361,13 @@ def test_long_chunks_run_in_pieces() -> None:
 
 def test_a_window_leaves_out_what_no_row_sees() -> None:
     """Pieces begin where their first row's window does, so that long segments cost what they look at."""
-    (call,) = Segments.of((1024,), causal=True, window=200).calls
+    (call,) = Segments.of((1024,), causal=True, window=200).padded.calls
     assert [(piece.queries, piece.keys) for piece in call.pieces] == [
         (slice(128 * piece, 128 * piece + 128), slice(max(0, 128 * piece - 199), 128 * piece + 128))
         for piece in range(8)
     ]
     assert all(piece.mask is not None and piece.mask.any(1).all() for piece in call.pieces)
-    assert Segments.of((200,), causal=True, window=200).calls[0].pieces[0].mask is None
+    assert Segments.of((200,), causal=True, window=200).padded.calls[0].pieces[0].mask is None
 
 
 @pytest.mark.parametrize(
@@ -342,8 +384,8 @@ def test_queries_of_like_segments_share_a_call(
 ) -> None:
     """Three rows for each of four segments look at its 40 or 90 others: chunks, queries, keys of a slice's calls."""
     segments = Segments.crossed([40, 90, 40, 40], queries=3, rows=rows, part=part, parts=parts)
-    assert [(call.chunks, call.queries, call.keys) for call in segments.calls] == calls
-    assert segments.used == min(rows, max(0, 12 - part * rows))
+    assert [(call.chunks, call.queries, call.keys) for call in segments.padded.calls] == calls
+    assert segments.cut.rows == min(rows, max(0, 12 - part * rows))
 
 
 def test_slices_cut_segments_anywhere() -> None:

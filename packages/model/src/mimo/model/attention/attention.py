@@ -1,4 +1,4 @@
-"""Exact attention within each segment of packed rows, in as few kernel calls as the lengths allow.
+"""Exact attention within each segment of packed rows, in one kernel call or in those that cost least.
 
 With several context ranks the keys and values of all are gathered before the calls, in one message a layer, and each
 rank's rows attend to them (as in Llama 3, arXiv:2407.21783, section 3.3.2). Passing them on in a ring instead takes the
@@ -13,14 +13,15 @@ call C chunks of segments, Q rows of each, which look at L rows.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional
-from torch.nn.attention.bias import CausalBias
 
+from mimo.model.attention.kernels import Kernel, kernel_of
+from mimo.model.attention.padded import weigh
 from mimo.model.attention.segments import Segments
+from mimo.model.attention.varlen import VarlenCall
 
 
 def attend(
@@ -51,80 +52,32 @@ def attend(
             arXiv:2508.10925).
     """
     assert query.shape[0] == segments.rows, f"{query.shape[0]} rows, segments of {segments.rows}"
+    scale = query.shape[-1] ** -0.5 if scale is None else scale
     if key.dim() == query.dim() + 1:
         return _attend_single(query, key, value, segments, heads=heads, scale=scale, soft_cap=soft_cap, sinks=sinks)
-    key, value = _seen(key, value, segments)
+    cut = segments.cut
+    kernel = kernel_of(
+        query.device,
+        query.dtype,
+        width=max(query.shape[-1], value.shape[-1]),
+        scored=soft_cap is not None or sinks is not None,
+        items=cut.has_items,
+    )
+    call = segments.varlen if kernel is Kernel.VARLEN else segments.padded
+    key, value = _seen(key, value, segments, call.key_index)
     if heads is not None:
         key, value = key[:, heads], value[:, heads]
-    grouped = key.shape[1] != query.shape[1]
-    asked = _take(query, segments.query_index, segments.used).split(
-        [call.chunks * call.queries for call in segments.calls]
-    )
-    seen = [call.chunks * call.keys for call in segments.calls]
-    found = []
-    for call, *rows in zip(segments.calls, asked, key.split(seen), value.split(seen), strict=True):
-        q, k, v = (x.unflatten(0, (call.chunks, -1)).transpose(1, 2) for x in rows)  # [C, N or K, Q or L, D]
-        if soft_cap is not None or sinks is not None:
-            weigh = partial(_weigh, causal=segments.causal, scale=scale, soft_cap=soft_cap, sinks=sinks)
-            outs = [
-                weigh(q[:, :, piece.queries], k[:, :, piece.keys], v[:, :, piece.keys], mask=piece.mask)
-                for piece in call.pieces
-            ]
-        else:
-            outs = [
-                functional.scaled_dot_product_attention(
-                    q[:, :, piece.queries],
-                    k[:, :, piece.keys],
-                    v[:, :, piece.keys],
-                    attn_mask=piece.mask,
-                    is_causal=segments.causal and piece.mask is None,
-                    enable_gqa=grouped,
-                    scale=scale,
-                )
-                for piece in call.pieces
-            ]
-        out = torch.cat(outs, 2) if len(outs) > 1 else outs[0]
-        found.append(out.transpose(1, 2).flatten(0, 1))
-    # Without rows of its own a rank still takes part in the backward of all that its peers gathered.
-    none = value.new_zeros(0, query.shape[1], value.shape[2])
-    attended = torch.cat(found) if found else none + (query[:0].sum() + key.sum() + value.sum())
-    if segments.inverse_index is not None:
-        attended = attended.index_select(0, segments.inverse_index)
-    padding = segments.rows - segments.used
+    if not cut.rows:
+        # Without rows of its own a rank still takes part in the backward of all that its peers gathered.
+        attended = value.new_zeros(0, query.shape[1], value.shape[2]) + (query[:0].sum() + key.sum() + value.sum())
+    elif isinstance(call, VarlenCall):
+        attended = call.attend(query[: cut.rows], key, value, causal=cut.causal, window=cut.window, scale=scale)
+    else:
+        attended = call.attend(
+            query[: cut.rows], key, value, causal=cut.causal, scale=scale, soft_cap=soft_cap, sinks=sinks
+        )
+    padding = segments.rows - cut.rows
     return functional.pad(attended, (0, 0, 0, 0, 0, padding)) if padding else attended
-
-
-def _weigh(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    *,
-    mask: Tensor | None,
-    causal: bool,
-    scale: float | None,
-    soft_cap: float | None,
-    sinks: Tensor | None,
-) -> Tensor:
-    """Return attention [C, N, Q, V] step by step, with what no kernel of PyTorch computes; scores are in fp32."""
-    grouped = query.unflatten(1, (key.shape[1], -1))  # [C, K, N / K, Q, D]
-    scores = (grouped @ key.unsqueeze(2).transpose(3, 4)).flatten(1, 2)  # [C, N, Q, L]
-    scores = scores.to(torch.promote_types(scores.dtype, torch.float32)) * (
-        query.shape[-1] ** -0.5 if scale is None else scale
-    )
-    if soft_cap is not None:
-        scores = soft_cap * torch.tanh(scores / soft_cap)
-    seen = mask
-    if seen is None or isinstance(seen, CausalBias):
-        queries, keys = scores.shape[2:]
-        seen = torch.ones(queries, keys, dtype=torch.bool, device=scores.device)
-        seen = seen.tril(keys - queries) if causal else seen
-    scores = scores.masked_fill(~seen, -torch.inf)
-    if sinks is not None:
-        beside = sinks.to(scores.dtype).view(1, -1, 1, 1).expand(scores.shape[0], -1, scores.shape[2], 1)
-        scores = torch.cat((scores, beside), 3)
-    shares = scores.softmax(3)[..., : key.shape[2]].to(value.dtype)
-    attended: Tensor = (shares.unflatten(1, (value.shape[1], -1)) @ value.unsqueeze(2)).flatten(1, 2)
-    return attended
 
 
 def _attend_single(
@@ -134,32 +87,29 @@ def _attend_single(
     segments: Segments,
     *,
     heads: Sequence[int] | None,
-    scale: float | None,
+    scale: float,
     soft_cap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
     """Return [C, N, D] of one query [N, D] of each segment to its keys, of [C, K, L, D]."""
     if heads is not None:
         key, value = key[:, heads], value[:, heads]
-    mask = segments.calls[0].pieces[0].mask
-    if soft_cap is not None or sinks is not None:
-        rows = query.unsqueeze(2)  # [C, N, 1, D]
-        found = _weigh(rows, key, value, mask=mask, causal=False, scale=scale, soft_cap=soft_cap, sinks=sinks)
-    else:  # a group's heads, as rows, read their keys once
-        rows = query.unflatten(1, (key.shape[1], -1))  # [C, K, N / K, D]
-        found = functional.scaled_dot_product_attention(rows, key, value, attn_mask=mask, scale=scale)
+    # As rows, a group's heads read their keys once: [C, K, N / K, D].
+    rows = query.unflatten(1, (key.shape[1], -1)) if sinks is None else query.unsqueeze(2)
+    mask = segments.single_mask
+    found = weigh(rows, key, value, mask=mask, causal=False, scale=scale, soft_cap=soft_cap, sinks=sinks)
     return found.flatten(1, 2)
 
 
-def _seen(key: Tensor, value: Tensor, segments: Segments) -> tuple[Tensor, Tensor]:
-    """Return the keys and values of all calls [sum of C·L, K, D], those that other context ranks hold included."""
+def _seen(key: Tensor, value: Tensor, segments: Segments, index: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the keys and values that an index names [G, K, D], those that other context ranks hold included."""
     if segments.context.size == 1:
-        return _take(key, segments.key_index, segments.held), _take(value, segments.key_index, segments.held)
+        return _take(key, index, segments.held), _take(value, index, segments.held)
     heads, widths = key.shape[1], (key.shape[2], value.shape[2])
-    held = torch.cat([functional.pad(x, (0, max(widths) - x.shape[2])) for x in (key, value)], 1)[: segments.used]
-    gathered = segments.context.share(held, segments.counts)  # [G, 2 K, D]
-    assert segments.key_index is not None
-    taken = gathered.index_select(0, segments.key_index)
+    held = torch.cat([functional.pad(x, (0, max(widths) - x.shape[2])) for x in (key, value)], 1)[: segments.cut.rows]
+    gathered = segments.context.share(held, segments.counts)  # [all ranks' rows, 2 K, D]
+    assert index is not None
+    taken = gathered.index_select(0, index)
     return taken[:, :heads, : widths[0]], taken[:, heads:, : widths[1]]
 
 

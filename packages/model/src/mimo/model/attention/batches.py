@@ -79,25 +79,25 @@ def batch(
         return (keys[index], chunk.start, chunk.stop) if causal else (keys[index], 0, chunk.rows)
 
     order = sorted(range(len(chunks)), key=lambda index: [-size for size in shape(index)])
-    groups = [(found, list(alike)) for found, alike in groupby(order, key=shape)]
+    groups = [(found, list(group)) for found, group in groupby(order, key=shape)]
     least, cuts = [0.0, *[float("inf")] * len(groups)], [0] * (len(groups) + 1)
     for first, ((longest, *rows), _) in enumerate(groups):
         start, stop = rows
         count, masked = 0, False
-        for last, ((own, own_start, own_stop), alike) in enumerate(groups[first:], first):
+        for last, ((own, own_start, own_stop), group) in enumerate(groups[first:], first):
             own_masked = causal and own_stop - own_start != own
             masked = masked or own_masked or (not causal and own != longest)
-            start, stop, count = min(start, own_start), max(stop, own_stop), count + len(alike)
+            start, stop, count = min(start, own_start), max(stop, own_stop), count + len(group)
             call, joined = (
-                cost.of(many, stop - start, longest, window=window, masked=masked) for many in (0, len(alike))
+                cost.of(many, stop - start, longest, window=window, masked=masked) for many in (0, len(group))
             )
-            if joined - call > cost.of(len(alike), own_stop - own_start, own, window=window, masked=own_masked):
+            if joined - call > cost.of(len(group), own_stop - own_start, own, window=window, masked=own_masked):
                 break  # then a call that begins here costs less, whatever follows
             together = cost.of(count, stop - start, longest, window=window, masked=masked)
             if least[first] + together < least[last + 1]:
                 least[last + 1], cuts[last + 1] = least[first] + together, first
     calls, end = [], len(groups)
     while end:
-        calls.append(sorted(index for _, alike in groups[cuts[end] : end] for index in alike))
+        calls.append(sorted(index for _, group in groups[cuts[end] : end] for index in group))
         end = cuts[end]
     return calls[::-1]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from mimo.model.attention.calls import Call
-from mimo.model.attention.chunks import Chunk
+from mimo.model.attention.chunks import Chunk, Cut
 
 
 def queries_of(
@@ -65,3 +66,13 @@ def keys_of(
         first = firsts[torch.tensor([chunks[i].segment for i in each])].unsqueeze(1)
         pieces.append(gathered[first + torch.arange(call.keys).minimum(last)].flatten())
     return torch.cat(pieces)
+
+
+def chunk_keys(gathered: Tensor, cut: Cut) -> Tensor:
+    """Return the row that each row is which the chunks look at, one chunk after the other."""
+    firsts = [0, *accumulate(cut.lengths)]
+    spans = [
+        gathered[firsts[chunk.segment] : firsts[chunk.segment] + count]
+        for chunk, count in zip(cut.chunks, cut.keys, strict=True)
+    ]
+    return torch.cat([gathered[:0], *spans])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 from typing import TypeAlias
 
 import attrs
@@ -69,3 +70,48 @@ def keys_of_chunks(
         return [lengths[chunk.segment] for chunk in chunks]
     inside = [chunk.items(items[chunk.segment]) if items else () for chunk in chunks]
     return [max([chunk.stop, *(high for _, high in spans)]) for chunk, spans in zip(chunks, inside, strict=True)]
+
+
+@attrs.frozen
+class Cut:
+    """The rows of one rank, and what they look at: chunks of segments, one after the other.
+
+    Args:
+        chunks: in the order in which the rank holds their rows.
+        keys: how many rows of its segment, the first ones, each looks at in all.
+        lengths: how many rows of each segment there are to be looked at.
+        causal: whether a row sees only itself, earlier rows of its segment, and its item.
+        window: of these, how many it sees at most, itself among them; 0 for all.
+        items: of each segment, or none.
+    """
+
+    chunks: Sequence[Chunk]
+    keys: Sequence[int]
+    lengths: Sequence[int]
+    causal: bool
+    window: int
+    items: Sequence[Spans]
+
+    @classmethod
+    def of(
+        cls,
+        chunks: Sequence[Chunk],
+        lengths: Sequence[int],
+        *,
+        causal: bool,
+        window: int = 0,
+        items: Sequence[Spans] = (),
+    ) -> Cut:
+        """Return what these chunks of segments look at."""
+        keys = keys_of_chunks(chunks, lengths, causal=causal, items=items)
+        return cls(chunks, keys, lengths, causal, window, items)
+
+    @cached_property
+    def rows(self) -> int:
+        """How many rows this rank has."""
+        return sum(chunk.rows for chunk in self.chunks)
+
+    @cached_property
+    def has_items(self) -> bool:
+        """Whether any row sees later rows of its item."""
+        return any(self.items) and any(chunk.items(self.items[chunk.segment]) for chunk in self.chunks)

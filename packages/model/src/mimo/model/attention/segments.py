@@ -1,23 +1,22 @@
 """Where the segments of packed rows lie, and which rows are the queries and keys of each kernel call of attention.
 
-Worked out once for a microbatch, it serves all layers. Segments of about one length become one batched call, padded
-where no row looks.
-Shapes: T rows of this rank, G rows of all context ranks without padding; in one call C chunks of segments, Q rows of
-each, which look at L rows.
+Worked out once for a microbatch, it serves all layers.
+Shapes: T rows of this rank, G rows of all context ranks without padding.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import attrs
 import torch
 from torch import Tensor
 
-from mimo.model.attention.batches import CALL_COSTS, batch
-from mimo.model.attention.call_rows import gathered_rows, keys_of, queries_of
-from mimo.model.attention.calls import Call, Piece, call_of
-from mimo.model.attention.chunks import Chunk, Spans, cut_rows, cut_segments, keys_of_chunks
+from mimo.model.attention.call_rows import gathered_rows
+from mimo.model.attention.chunks import Chunk, Cut, Spans, cut_rows, cut_segments
+from mimo.model.attention.padded import PaddedCalls
+from mimo.model.attention.varlen import VarlenCall
 from mimo.model.parallel import ContextAxis
 
 
@@ -26,28 +25,35 @@ class Segments:
     """Where the segments of packed rows lie; make it with `Segments.of` or another of its class methods.
 
     Args:
-        causal: whether a row sees only itself and earlier rows of its segment.
+        cut: which rows of which segments the first of T are, and what they look at.
         rows: rows of this rank, T, the padding at the end included.
-        used: of these, rows that belong to a segment.
-        held: rows whose keys this rank hands to `attend`; more than ``used`` where some came before.
-        calls: for each kernel call its shape.
-        query_index: [sum of C·Q] packed row that each query of the calls is; None when the order is the packed one.
-        key_index: [sum of C·L] row of T, with several context ranks of G, that each key of the calls is; None likewise.
-        inverse_index: [used] row of the calls that holds each packed row; None likewise.
+        held: rows whose keys this rank hands to `attend`; more than its own where some came before.
+        device: where attention will run.
+        gathered: where each row of the segments is among the rows that are looked at: those of T, with several context
+            ranks of G; None where this rank holds whole segments, which look at themselves.
         context: over which the rows are split.
-        counts: used rows of each context rank.
+        counts: rows of each context rank without padding.
+        single_mask: [C, 1, 1, L] of segments of one row each, which of the keys it sees; None for all.
     """
 
-    causal: bool
+    cut: Cut
     rows: int
-    used: int
     held: int
-    calls: tuple[Call, ...]
-    query_index: Tensor | None
-    key_index: Tensor | None
-    inverse_index: Tensor | None
+    device: torch.device
+    gathered: Tensor | None = None
     context: ContextAxis
     counts: tuple[int, ...]
+    single_mask: Tensor | None = None
+
+    @cached_property
+    def padded(self) -> PaddedCalls:
+        """The calls in which chunks of about one length share one."""
+        return PaddedCalls.of(self.cut, gathered=self.gathered, device=self.device)
+
+    @cached_property
+    def varlen(self) -> VarlenCall:
+        """The one call without padding that some devices know."""
+        return VarlenCall.of(self.cut, gathered=self.gathered, device=self.device)
 
     @classmethod
     def of(
@@ -123,22 +129,15 @@ class Segments:
             device: where attention will run.
         """
         chunks = cut_rows([queries] * len(lengths), rows=rows, size=parts)[part]
-        keys = keys_of_chunks(chunks, lengths, causal=False)
-        batches, calls = _calls(chunks, keys, causal=False, device=torch.device(device))
-        query_index, inverse_index = queries_of(chunks, batches, calls)
-        key_index = keys_of(torch.arange(sum(lengths)), chunks, batches, calls, keys=keys, lengths=lengths)
-        used = sum(chunk.rows for chunk in chunks)
+        cut = Cut.of(chunks, lengths, causal=False)
         return cls(
-            causal=False,
+            cut=cut,
             rows=rows,
-            used=used,
             held=sum(lengths),
-            calls=calls,
-            query_index=query_index.to(device),
-            key_index=key_index.to(device),
-            inverse_index=inverse_index.to(device),
+            device=torch.device(device),
+            gathered=torch.arange(sum(lengths)),
             context=ContextAxis.single(),
-            counts=(used,),
+            counts=(cut.rows,),
         )
 
     @classmethod
@@ -166,22 +165,15 @@ class Segments:
             for segment, (rows, stop) in enumerate(zip(lengths, held, strict=True))
             if rows
         ]
-        keys = keys_of_chunks(chunks, held, causal=True, items=items)
-        batches, calls = _calls(chunks, keys, causal=True, window=window, device=torch.device(device), items=items)
-        query_index, inverse_index = queries_of(chunks, batches, calls)
-        key_index = keys_of(torch.arange(sum(held)), chunks, batches, calls, keys=keys, lengths=held)
-        used = sum(lengths)
+        rows = sum(lengths)
         return cls(
-            causal=True,
-            rows=used,
-            used=used,
+            cut=Cut.of(chunks, held, causal=True, window=window, items=items),
+            rows=rows,
             held=sum(held),
-            calls=calls,
-            query_index=query_index.to(device),
-            key_index=key_index.to(device),
-            inverse_index=inverse_index.to(device),
+            device=torch.device(device),
+            gathered=torch.arange(sum(held)),
             context=ContextAxis.single(),
-            counts=(used,),
+            counts=(rows,),
         )
 
     @classmethod
@@ -202,16 +194,13 @@ class Segments:
             mask = (at < ends) if not window else (at < ends) & (at >= ends - window)
             mask = mask.view(count, 1, 1, keys)
         return cls(
-            causal=False,
+            cut=Cut.of([Chunk(segment, 0, 1) for segment in range(count)], [keys] * count, causal=False),
             rows=count,
-            used=count,
             held=count * keys,
-            calls=(Call(count, 1, keys, (Piece(slice(1), slice(keys), mask),)),),
-            query_index=None,
-            key_index=None,
-            inverse_index=None,
+            device=torch.device(device),
             context=ContextAxis.single(),
             counts=(count,),
+            single_mask=mask,
         )
 
     @classmethod
@@ -231,57 +220,12 @@ class Segments:
         used = counts[context.rank]
         total = used if rows is None else rows
         assert used <= total, f"{used} rows of segments in {total}"
-        chunks = held[context.rank]
-        keys = keys_of_chunks(chunks, lengths, causal=causal, items=items)
-        batches, calls = _calls(chunks, keys, causal=causal, window=window, device=torch.device(device), items=items)
-        in_order = len(calls) <= 1 and sum(call.chunks * call.queries for call in calls) == used
-        query_index = key_index = inverse_index = None
-        if not in_order or context.size > 1:
-            query_index, inverse_index = queries_of(chunks, batches, calls)
-            key_index = (
-                query_index
-                if context.size == 1
-                else keys_of(gathered_rows(held, lengths), chunks, batches, calls, keys=keys, lengths=lengths)
-            )
-            query_index, key_index, inverse_index = (
-                query_index.to(device),
-                key_index.to(device),
-                inverse_index.to(device),
-            )
         return cls(
-            causal=causal,
+            cut=Cut.of(held[context.rank], lengths, causal=causal, window=window, items=items),
             rows=total,
-            used=used,
             held=used,
-            calls=calls,
-            query_index=query_index,
-            key_index=key_index,
-            inverse_index=inverse_index,
+            device=torch.device(device),
+            gathered=gathered_rows(held, lengths) if context.size > 1 else None,
             context=context,
             counts=counts,
         )
-
-
-def _calls(
-    chunks: Sequence[Chunk],
-    keys: Sequence[int],
-    *,
-    causal: bool,
-    device: torch.device,
-    window: int = 0,
-    items: Sequence[Spans] = (),
-) -> tuple[list[list[int]], tuple[Call, ...]]:
-    """Return which chunks share a call, and the calls."""
-    cost = CALL_COSTS["cpu" if device.type == "cpu" else "cuda"]
-    batches = batch(chunks, keys, causal=causal, cost=cost, window=window)
-    return batches, tuple(
-        call_of(
-            [chunks[i] for i in each],
-            [keys[i] for i in each],
-            causal=causal,
-            window=window,
-            device=device,
-            items=items,
-        )
-        for each in batches
-    )

@@ -1,0 +1,34 @@
+"""Which kernel attention runs on."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import torch
+
+from mimo.model.attention.varlen import WIDEST, takes_varlen
+
+
+class Kernel(Enum):
+    """What computes attention."""
+
+    VARLEN = "one call without padding"
+    FUSED = "calls of `scaled_dot_product_attention`, padded"
+    STEPWISE = "products and softmax one by one, padded"
+
+
+def kernel_of(device: torch.device, dtype: torch.dtype, *, width: int, scored: bool, items: bool) -> Kernel:
+    """Return what computes attention there.
+
+    Args:
+        device: where.
+        dtype: of queries, keys and values.
+        width: of a head, of its values where these are wider.
+        scored: whether scores are capped or take sinks, which no kernel does.
+        items: whether rows of an item see later ones, which the kernel without padding can't.
+    """
+    if scored:
+        return Kernel.STEPWISE
+    if takes_varlen(device, dtype) and width <= WIDEST and not items:
+        return Kernel.VARLEN
+    return Kernel.FUSED
