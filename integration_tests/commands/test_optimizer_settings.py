@@ -11,7 +11,7 @@ import pytest
 import tomli_w
 
 from mimo.hooks import ConfigError, Kind
-from mimo.optimizer import OPTIMIZERS, AdamWConfig, LearningRate
+from mimo.optimizer import OPTIMIZERS, LearningRate, LocalAdamWConfig
 from mimo.trainer import Job, read_settings, resolve
 from mimo.trainer.commands.main import run
 from mimo.trainer.runtime import find_installed
@@ -104,10 +104,10 @@ def test_another_plugin_takes_over_what_is_written_and_no_defaults(file: Path) -
         'optimizer.patterns."*.bias".plugin="adamw"',
     )
     vision, language = (job.module(name).optimizer.rules for name in ("vision", "language"))
-    assert vision.base.config == AdamWConfig(betas=(0.5, 0.75), weight_decay=0.25)
+    assert vision.base.config == LocalAdamWConfig(betas=(0.5, 0.75), weight_decay=0.25)
     norm = vision.of("vision.norm.weight").config
     assert (norm.betas, norm.weight_decay, norm.eps) == ((0.5, 0.75), 0.25, 1e-6)
-    assert language.of("language.layers.0.bias").config == AdamWConfig(betas=(0.5, 0.75))
+    assert language.of("language.layers.0.bias").config == LocalAdamWConfig(betas=(0.5, 0.75))
     muon: Any = language.base.config
     assert (muon.betas, muon.momentum, muon.weight_decay) == ((0.5, 0.75), 0.5, 0.1)
 

@@ -62,7 +62,9 @@ def describe(settings: Table) -> str:
     )
     optimizer = settings["optimizer"]
     parts.append(
-        " ".join(f"{key} {optimizer[key]}" for key in ("plugin", "shard", "clip", "clip_by") if key in optimizer)
+        " ".join(
+            f"{key} {optimizer[key]}" for key in ("plugin", "shard", "moments", "clip", "clip_by") if key in optimizer
+        )
     )
     return "; ".join(filter(None, parts))
 
@@ -88,12 +90,13 @@ def assess(pool: Pool, oracle: Oracle, settings: Table) -> tuple[Table, str]:
             truth, found = oracle.truth(settings), oracle.run(settings)
         except RanksError as error:
             return settings, "\n".join(str(error).splitlines()[-LINES:])
-        lines = list(differences(truth, found))
+        moments = settings["optimizer"].get("moments", "fp32")
+        lines = list(differences(truth, found, moments=moments))
         wrong = "\n".join(lines)
         if not lines:
             break
         (nudged,) = pool.run(1, run_nudged, alone(settings))
-        if any(differences(truth, found, nudged=nudged)):
+        if any(differences(truth, found, nudged=nudged, moments=moments)):
             break
         seed = settings["run"]["seed"]
         print(f"     seed {seed}: rounding may be why {len(lines)} differ, as {lines[0]}", flush=True)

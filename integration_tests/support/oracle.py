@@ -63,7 +63,13 @@ class Piece:
                 if isinstance(placement, Shard | _StridedShard):
                     places = placement._split_tensor(places, held.device_mesh.size(axis), with_padding=False)[0][at]
             held = held.to_local()
+        held = held.float() if held.dtype == torch.bfloat16 else held  # which numpy lacks
         return cls(shape=tuple(value.shape), values=held.cpu().numpy().flatten(), places=places.numpy().flatten())
+
+
+MOMENTS = 5e-3
+"""How far weights may differ where moments of AdamW are in bf16, as a share of how far they could move: each rounding
+changes an average by at most a 128th of itself, and a step moves a number by the rate at most."""
 
 
 @attrs.frozen(kw_only=True)
@@ -127,10 +133,13 @@ def run_layout(
     return Outcome(losses=losses, norms=norms, gradients=gradients, weights=weights)
 
 
-def differences(truth: Truth, found: Sequence[Outcome], *, nudged: Truth | None = None) -> Iterator[str]:
+def differences(
+    truth: Truth, found: Sequence[Outcome], *, nudged: Truth | None = None, moments: str = "fp32"
+) -> Iterator[str]:
     """Yield every way in which a layout differs from the truth by more than the law allows, on any rank.
 
-    Each gradient and weight may also differ by `ROUNDING` times what ``nudged`` changes, see `truth.run_plain`.
+    Each gradient and weight may also differ by `ROUNDING` times what ``nudged`` changes, see `truth.run_plain`; weights
+    may by `MOMENTS` more where moments are in bf16.
     """
     of_gradients, of_weights = ({}, {}) if nudged is None else (nudged.gradients, nudged.weights)
     for rank, outcome in enumerate(found):
@@ -150,6 +159,7 @@ def differences(truth: Truth, found: Sequence[Outcome], *, nudged: Truth | None 
         pieces = {rank: outcome.weights[name] for rank, outcome in enumerate(found) if name in outcome.weights}
         bound = 1e-5 * max(float(expected.norm()), 3 * RATE * math.sqrt(expected.numel()))
         bound = _rounded(bound, expected, of_weights.get(name))
+        bound += MOMENTS * RATE * STEPS * math.sqrt(expected.numel()) if moments == "bf16" else 0
         yield from compare(f"weight {name} after {STEPS} steps", pieces, expected, bound)
     unknown = {name for outcome in found for name in (*outcome.gradients, *outcome.weights)} - truth.weights.keys()
     if unknown:

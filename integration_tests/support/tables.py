@@ -187,8 +187,8 @@ def alone(settings: Table) -> Table:
 
 
 def _replicated(optimizer: Mapping[str, Any]) -> Table:
-    """Return an optimizer's keys with nothing spread over lanes."""
-    kept = {key: value for key, value in optimizer.items() if key not in SHARD_KEYS}
+    """Return an optimizer's keys with nothing spread over lanes, and moments in fp32."""
+    kept = {key: value for key, value in optimizer.items() if key not in (*SHARD_KEYS, "moments")}
     if kept.get("plugin") == "distributed":
         kept["plugin"] = "adamw"
     return kept

@@ -11,7 +11,7 @@ import torch.distributed as dist
 from torch import nn
 
 from mimo.optimizer import LearningRate, ModuleParameters, OptimizerSpec, Pattern, Prepared, Rule, Rules, Share
-from mimo.optimizer._adamw import AdamWConfig, mimo_register_optimizers
+from mimo.optimizer._adamw import LocalAdamWConfig, mimo_register_optimizers
 from mimo.optimizer.runtime import LaidOut, build_together
 from mimo.topology import Grid, Module, ModuleGraph
 from mimo.topology.meshes import Meshes
@@ -64,7 +64,7 @@ def rule(parts: int) -> Rule:
 RULES = {
     "vision": Rules(base=rule(1), patterns=(Pattern(glob="*.norm", table="optimizer", rule=rule(20)),)),
     "language": Rules(base=rule(300)),
-    "audio": Rules(base=Rule(spec=ADAMW, config=AdamWConfig(), learning_rate=RATE)),
+    "audio": Rules(base=Rule(spec=ADAMW, config=LocalAdamWConfig(), learning_rate=RATE)),
 }
 
 

@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 from torch.distributed.tensor.placement_types import Placement
 
 from mimo.optimizer import LearningRate, ModuleParameters
-from mimo.optimizer._adamw import AdamWConfig, mimo_register_optimizers
+from mimo.optimizer._adamw import LocalAdamWConfig, mimo_register_optimizers
 from mimo.optimizer.runtime import LocalStats, MimoOptimizer, ModuleOptimizer
 from mimo.topology import Grid, Module, ModuleGraph
 from mimo.topology.meshes import Meshes
@@ -21,7 +21,7 @@ from mimo.topology.meshes import Meshes
 SHAPES = {"language.experts": (4, 3, 2), "language.whole": (4, 2, 3), "language.norm": (5,), "language.up": (4, 2)}
 STEPS, TOKENS, CLIP = 3, 7, 0.05
 RATE = LearningRate(lr=0.01)
-CONFIG = AdamWConfig(weight_decay=0.1)
+CONFIG = LocalAdamWConfig(weight_decay=0.1)
 
 
 def _full(name: str, salt: int) -> Tensor:

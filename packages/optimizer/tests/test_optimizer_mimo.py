@@ -12,7 +12,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from mimo.optimizer import LearningRate, ModuleParameters
-from mimo.optimizer._adamw import AdamWConfig, mimo_register_optimizers
+from mimo.optimizer._adamw import LocalAdamWConfig, mimo_register_optimizers
 from mimo.optimizer.runtime import LocalStats, MimoOptimizer, ModuleOptimizer, agree, is_counted
 from mimo.topology import Grid, Module, ModuleGraph
 from mimo.topology.meshes import Meshes
@@ -22,7 +22,7 @@ STEPS = 3
 TOKENS = 7
 CLIP = 0.05
 RATE = LearningRate(lr=0.01)
-CONFIG = AdamWConfig(weight_decay=0.1)
+CONFIG = LocalAdamWConfig(weight_decay=0.1)
 VISION = Grid(name="vision", ranks=(0, 1, 2), dp=3)
 LANGUAGE = Grid(name="language", ranks=(2, 3), tp=2)
 GRAPH = ModuleGraph(

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from mimo.optimizer import LearningRate, ModuleParameters, Pattern, Rule
-from mimo.optimizer._adamw import AdamWConfig, mimo_register_optimizers
+from mimo.optimizer._adamw import LocalAdamWConfig, mimo_register_optimizers
 from mimo.optimizer.runtime import LocalStats, MimoOptimizer, ModuleOptimizer, StepResult, local_gradient
 from mimo.topology import Grid, Module, ModuleGraph
 from mimo.topology.meshes import Meshes
@@ -73,14 +73,14 @@ MOMENTUM = attrs.evolve(
     build=lambda parameters, config, _meshes: Momentum(parameters, config.momentum),
 )
 BASES = {
-    "vision": Rule(spec=ADAMW, config=AdamWConfig(weight_decay=0.1), learning_rate=LearningRate(lr=0.01)),
+    "vision": Rule(spec=ADAMW, config=LocalAdamWConfig(weight_decay=0.1), learning_rate=LearningRate(lr=0.01)),
     "language": Rule(
         spec=ADAMW,
-        config=AdamWConfig(weight_decay=0.2, betas=(0.8, 0.99)),
+        config=LocalAdamWConfig(weight_decay=0.2, betas=(0.8, 0.99)),
         learning_rate=LearningRate(lr=0.02, lr_warmup_steps=2),
     ),
 }
-PLAIN = Rule(spec=ADAMW, config=AdamWConfig(weight_decay=0.0), learning_rate=LearningRate(lr=0.05))
+PLAIN = Rule(spec=ADAMW, config=LocalAdamWConfig(weight_decay=0.0), learning_rate=LearningRate(lr=0.05))
 OTHER = Rule(spec=MOMENTUM, config=MomentumConfig(momentum=0.5), learning_rate=LearningRate(lr=0.1))
 
 

@@ -9,10 +9,10 @@ import pytest
 
 from mimo.hooks import ConfigError
 from mimo.optimizer import LearningRate, Pattern, Rule, Rules, check_patterns
-from mimo.optimizer._adamw import AdamWConfig, mimo_register_optimizers
+from mimo.optimizer._adamw import LocalAdamWConfig, mimo_register_optimizers
 
 (ADAMW,) = mimo_register_optimizers()
-BASE = Rule(spec=ADAMW, config=AdamWConfig(), learning_rate=LearningRate(lr=1.0))
+BASE = Rule(spec=ADAMW, config=LocalAdamWConfig(), learning_rate=LearningRate(lr=1.0))
 NAMES = ("vision.patch.weight", "vision.layers.0.norm.weight", "vision.layers.11.norm.weight", "vision.Head.weight")
 
 

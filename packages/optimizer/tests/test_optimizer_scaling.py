@@ -13,7 +13,7 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from mimo.hooks import Common
 from mimo.optimizer import LearningRate, ModuleParameters
-from mimo.optimizer._adamw import AdamWConfig, mimo_register_optimizers
+from mimo.optimizer._adamw import LocalAdamWConfig, mimo_register_optimizers
 from mimo.optimizer.runtime import SCALING, LocalStats, LossScale, MimoOptimizer, ModuleOptimizer, StepResult
 from mimo.topology import Grid, Module, ModuleGraph
 from mimo.topology.meshes import Meshes
@@ -78,7 +78,7 @@ def build(rank: int, scaling: LossScale | None) -> MimoOptimizer:
         weight = DTensor.from_local(local, meshes.tensor_mesh(grid), [dim], run_check=False)
         part = ModuleParameters(grid=grid, rank=rank, parameters={f"{name}.weight": nn.Parameter(weight)})
         modules.append(
-            ModuleOptimizer.build({0: part}, spec=spec, config=AdamWConfig(), learning_rate=RATE, meshes=meshes)
+            ModuleOptimizer.build({0: part}, spec=spec, config=LocalAdamWConfig(), learning_rate=RATE, meshes=meshes)
         )
     return MimoOptimizer(
         modules,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from importlib import util
 from typing import Any, TypeVar
 
 import attrs
@@ -17,6 +18,7 @@ from mimo.trainer.config.template import example_text, one_line
 from mimo.trainer.config.toml import make_settings
 
 S = TypeVar("S")
+DISTRIBUTED = util.find_spec("mimo_optimizer_distributed") is not None
 
 
 def find_nothing(kind: Kind[S], name: str, where: str) -> S:
@@ -53,6 +55,16 @@ def test_axes_that_are_left_at_one_are_written_too() -> None:
     for name, module in tomllib.loads(example_text())["modules"].items():
         assert [module[axis] for axis in ("cp", "ep", "etp")] == [1, 1, 1], name
     assert tomllib.loads(example_text())["logging"]["edges"] is False
+
+
+@pytest.mark.parametrize("find", [find_installed, find_nothing])
+def test_on_gpus_layers_compute_in_bf16_where_a_plugin_can(find: Any) -> None:
+    """One that keeps fp32 weights beside what they compute with; without it the file is as elsewhere."""
+    can = find is find_installed and DISTRIBUTED
+    table = tomllib.loads(example_text(find, on_gpus=True))
+    assert table["run"]["precision"] == ("bf16" if can else "fp32")
+    assert table["optimizer"]["plugin"] == ("distributed" if can else "adamw")
+    make_settings(table)
 
 
 def test_every_key_has_a_comment() -> None:

@@ -2,7 +2,7 @@
 
 from mimo.hooks import Kind
 from mimo.optimizer import hookspecs
-from mimo.optimizer._adamw import AdamWConfig, betas_below_one
+from mimo.optimizer._adamw import AdamWConfig, LocalAdamWConfig, betas_below_one, build_adamw, local_adamw_state
 from mimo.optimizer._check_patterns import check_patterns
 from mimo.optimizer._learning_rate import FALLING, LearningRate
 from mimo.optimizer._rules import Pattern, Rule, Rules
@@ -35,6 +35,7 @@ __all__ = [
     "AdamWConfig",
     "DeferredGrads",
     "LearningRate",
+    "LocalAdamWConfig",
     "ModuleParameters",
     "OptimizerSpec",
     "Overlap",
@@ -47,5 +48,7 @@ __all__ = [
     "Share",
     "Sums",
     "betas_below_one",
+    "build_adamw",
     "check_patterns",
+    "local_adamw_state",
 ]

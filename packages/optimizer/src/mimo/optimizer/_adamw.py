@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 import attrs
 
 from mimo.hooks import above_zero, check_at_most, from_zero, hookimpl, must_be
 from mimo.optimizer._specs import ModuleParameters, OptimizerSpec, Prepared
+from mimo.optimizer.estimates import WEIGHT_BYTES, Estimates, StateBytes, SteppedShapes, adamw_state
 
 if TYPE_CHECKING:
     import torch
@@ -38,16 +39,48 @@ class AdamWConfig:
         check_at_most(self, {"weight_decay": 1e3, "eps": 1e3}, where=_WHERE)
 
 
+Moments: TypeAlias = Literal["fp32", "bf16"]
+
+
+@attrs.frozen(kw_only=True)
+class LocalAdamWConfig(AdamWConfig):
+    """Settings of `mimo.optimizer.runtime.LocalAdamW`: those of AdamW, and in what its moments lie.
+
+    Args:
+        moments: in bf16 they take half the memory and half of a checkpoint's; see `docs/precision.md`.
+    """
+
+    moments: Moments = attrs.field(
+        default="fp32", validator=must_be("fp32 or bf16", lambda kind: kind in get_args(Moments), where=_WHERE)
+    )
+
+
+def build_adamw(
+    parameters: Mapping[str, nn.Parameter], config: LocalAdamWConfig, _meshes: Meshes
+) -> torch.optim.Optimizer:
+    """Return a `mimo.optimizer.runtime.LocalAdamW`, as `OptimizerSpec.build` does."""
+    import torch
+
+    from mimo.optimizer.runtime import LocalAdamW
+
+    return LocalAdamW(
+        parameters.values(),
+        betas=config.betas,
+        eps=config.eps,
+        weight_decay=config.weight_decay,
+        moments=torch.bfloat16 if config.moments == "bf16" else torch.float32,
+    )
+
+
+def local_adamw_state(stepped: SteppedShapes, config: LocalAdamWConfig) -> StateBytes:
+    """Return what `mimo.optimizer.runtime.LocalAdamW` holds: two moments, and one number that counts steps."""
+    return adamw_state(stepped, moment_bytes=2 if config.moments == "bf16" else WEIGHT_BYTES)
+
+
 def _prepare(part: ModuleParameters, meshes: Meshes, _config: AdamWConfig) -> Prepared:
     from mimo.optimizer.runtime import replicate
 
     return replicate(part, meshes)
-
-
-def _build(parameters: Mapping[str, nn.Parameter], config: AdamWConfig, _meshes: Meshes) -> torch.optim.Optimizer:
-    from mimo.optimizer.runtime import LocalAdamW
-
-    return LocalAdamW(parameters.values(), betas=config.betas, eps=config.eps, weight_decay=config.weight_decay)
 
 
 @hookimpl
@@ -55,6 +88,11 @@ def mimo_register_optimizers() -> list[OptimizerSpec]:
     """Register ``adamw``."""
     return [
         OptimizerSpec(
-            name="adamw", config=AdamWConfig, rendezvous=lambda _config: False, prepare=_prepare, build=_build
+            name="adamw",
+            config=LocalAdamWConfig,
+            rendezvous=lambda _config: False,
+            prepare=_prepare,
+            build=build_adamw,
+            estimates=Estimates(state=local_adamw_state),
         )
     ]

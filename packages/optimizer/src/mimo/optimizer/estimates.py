@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 
 WEIGHT_BYTES = 4
-"""Of a number of a parameter, of its reduced gradient, and of optimizer state: all of them are fp32."""
+"""Of a number of a parameter, of its reduced gradient, and of most optimizers' state: all of them are fp32."""
 
 
 @attrs.frozen(kw_only=True)
@@ -207,9 +207,9 @@ def replicated(part: PartShapes, _config: object = None) -> LaidBytes:
     )
 
 
-def adamw_state(stepped: SteppedShapes, _config: object = None) -> StateBytes:
-    """Return what `mimo.optimizer.runtime.LocalAdamW` holds: two moments, and one number that counts steps."""
-    return StateBytes(device=sum(2 * WEIGHT_BYTES * piece.numbers + WEIGHT_BYTES for piece in stepped.pieces))
+def adamw_state(stepped: SteppedShapes, _config: object = None, *, moment_bytes: int = WEIGHT_BYTES) -> StateBytes:
+    """Return what AdamW holds: two moments, whose numbers have as many bytes, and one number that counts steps."""
+    return StateBytes(device=sum(2 * moment_bytes * piece.numbers + WEIGHT_BYTES for piece in stepped.pieces))
 
 
 def reduced_once(numbers: Numbers, _config: object = None) -> SentBytes:

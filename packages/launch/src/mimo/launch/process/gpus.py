@@ -37,13 +37,18 @@ class Gpus:
     torch: str = "torch"
 
 
+def count_present() -> int:
+    """Return how many GPUs this process can open, without torch, which may not be able to use them."""
+    return sum(map(_opens, Path("/dev").glob("nvidia[0-9]*")))
+
+
 def find_gpus() -> Gpus:
     """Return the GPUs that this process finds on its machine."""
     import torch
 
     visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
     built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
-    present = 0 if visible else sum(map(_opens, Path("/dev").glob("nvidia[0-9]*")))
+    present = 0 if visible else count_present()
     return Gpus(visible=visible, present=present, torch=f"torch {torch.__version__} (built for {built})")
 
 

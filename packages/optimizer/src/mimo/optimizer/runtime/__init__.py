@@ -1,7 +1,8 @@
 """The torch side: reductions, the sums of a step over all ranks, and the optimizer over all modules."""
 
-from mimo.optimizer.runtime._adamw import LocalAdamW, fused_adamw, zeros_like
+from mimo.optimizer.runtime._adamw import LocalAdamW, zeros_like
 from mimo.optimizer.runtime._agreement import WORD_BITS, WORDS, LocalStats, NormBucket, ReducedStats, agree
+from mimo.optimizer.runtime._fused_adamw import fused_adamw
 from mimo.optimizer.runtime._gradients import is_counted
 from mimo.optimizer.runtime._in_order import InOrder, LaneSum
 from mimo.optimizer.runtime._layers import layers

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import attrs
@@ -10,17 +10,19 @@ import torch
 from torch import Tensor, nn
 
 from mimo.optimizer._specs import GRADIENT_SCALE
+from mimo.optimizer.runtime._bf16_moments import bf16_adamw
+from mimo.optimizer.runtime._fused_adamw import fused_adamw
 from mimo.optimizer.runtime._loading import load_in_place
 from mimo.topology.meshes import laid_out, local
 
 
-def zeros_like(parameter: Tensor) -> Tensor:
-    """Return zeros that lie as a parameter does, and learn nothing.
+def zeros_like(parameter: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """Return zeros that lie as a parameter does, and learn nothing; of its ``dtype`` if none is given.
 
     `torch.zeros_like` has DTensor work out once for each shape how they lie, which takes longer than all else that is
     done to begin with a small module's state.
     """
-    return laid_out(torch.zeros_like(local(parameter), requires_grad=False), like=parameter)
+    return laid_out(torch.zeros_like(local(parameter), dtype=dtype, requires_grad=False), like=parameter)
 
 
 @attrs.frozen(kw_only=True)
@@ -50,52 +52,12 @@ class _Pieces:
             self.count.add_(1)
 
 
-def fused_adamw(
-    parameters: list[Tensor],
-    gradients: list[Tensor],
-    averages: list[Tensor],
-    squares: list[Tensor],
-    steps: list[Tensor],
-    settings: Mapping[str, Any],
-) -> None:
-    """Step local fp32 tensors of one device in place by torch's fused AdamW, which scales gradients as it goes.
-
-    Args:
-        parameters: any number of them.
-        gradients: theirs; changed to what they are after scaling.
-        averages: of gradients.
-        squares: averages of their squares.
-        steps: which one this is of each, from 1, as scalar tensors.
-        settings: ``lr``, ``betas``, ``weight_decay``, ``eps`` and `mimo.optimizer.GRADIENT_SCALE`.
-    """
-    if not parameters:
-        return
-    scale = settings[GRADIENT_SCALE]
-    # The kernel divides. Left out at 1, it reads and writes less.
-    divisor = None if scale == 1 else torch.full((), 1 / scale, device=parameters[0].device)
-    torch._fused_adamw_(
-        parameters,
-        gradients,
-        averages,
-        squares,
-        [],
-        steps,
-        lr=settings["lr"],
-        beta1=settings["betas"][0],
-        beta2=settings["betas"][1],
-        weight_decay=settings["weight_decay"],
-        eps=settings["eps"],
-        amsgrad=False,
-        maximize=False,
-        grad_scale=divisor,
-    )
-
-
 class LocalAdamW(torch.optim.Optimizer):
     """`torch.optim.AdamW`, fused, for plain tensors and DTensors, all on one device.
 
-    State is there from the start and stays where it is: ``exp_avg`` and ``exp_avg_sq`` like the parameter, ``step`` a
-    scalar tensor. Gradients are multiplied by `mimo.optimizer.GRADIENT_SCALE` of their group.
+    State is there from the start and stays where it is: ``exp_avg`` and ``exp_avg_sq`` shaped like the parameter, in
+    ``moments``, which is fp32 or bf16; ``step`` a scalar tensor. Gradients are multiplied by
+    `mimo.optimizer.GRADIENT_SCALE` of their group.
     """
 
     def __init__(
@@ -106,9 +68,12 @@ class LocalAdamW(torch.optim.Optimizer):
         betas: tuple[float, float],
         eps: float,
         weight_decay: float,
+        moments: torch.dtype = torch.float32,
     ) -> None:
         settings = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, GRADIENT_SCALE: 1.0}
         super().__init__(params, settings)
+        self._moments = moments
+        self._step = bf16_adamw if moments == torch.bfloat16 else fused_adamw
         self._pieces = [self._begin(group["params"]) for group in self.param_groups]
 
     def _begin(self, parameters: Sequence[nn.Parameter]) -> _Pieces:
@@ -117,8 +82,8 @@ class LocalAdamW(torch.optim.Optimizer):
         for parameter, step in zip(parameters, count.unbind(), strict=True):
             self.state[parameter] = {
                 "step": step,
-                "exp_avg": zeros_like(parameter),
-                "exp_avg_sq": zeros_like(parameter),
+                "exp_avg": zeros_like(parameter, self._moments),
+                "exp_avg_sq": zeros_like(parameter, self._moments),
             }
         states = [self.state[parameter] for parameter in parameters]
         return _Pieces(
@@ -143,7 +108,7 @@ class LocalAdamW(torch.optim.Optimizer):
                 continue
             live = pieces if len(places) == len(pieces.steps) else pieces.only(places)
             live.add_step()
-            fused_adamw(
+            self._step(
                 live.parameters,
                 [local(group["params"][place].grad) for place in places],
                 live.averages,

@@ -63,9 +63,12 @@ _MIXTURE = (
 )
 
 
-def example_text(find: Find = find_installed) -> str:
-    """Return the commented file; the keys of plugins that are not installed are those that the example sets."""
-    settings = structure(EXAMPLE, Settings, "")
+def example_text(find: Find = find_installed, *, on_gpus: bool = False) -> str:
+    """Return the commented file; the keys of plugins that are not installed are those that the example sets.
+
+    For GPUs it has layers compute in bf16, which takes an optimizer plugin that keeps fp32 weights beside it.
+    """
+    settings = structure(_for_gpus(find) if on_gpus else EXAMPLE, Settings, "")
     plain: dict[str, Any] = unstructure(settings)
     lines = [
         "# Every setting of mimo, with the values of a small example. Keys with a default may be left out.",
@@ -93,6 +96,19 @@ def example_text(find: Find = find_installed) -> str:
         lines += _tables(section.name, section_type, table)
         lines += ["", *_MIXTURE] if section.name == "data" else []
     return "\n".join(lines) + "\n"
+
+
+def _for_gpus(find: Find) -> Mapping[str, Any]:
+    """Return the example in bf16, if a plugin is installed that can."""
+    try:
+        find(OPTIMIZERS, "distributed", "optimizer.plugin")
+    except (ConfigError, PluginError):
+        return EXAMPLE
+    return {
+        **EXAMPLE,
+        "run": {**EXAMPLE["run"], "precision": "bf16"},
+        "optimizer": {"plugin": "distributed", **EXAMPLE["optimizer"]},
+    }
 
 
 def _module(name: str, table: Mapping[str, Any], kind: Kind[Any], find: Find) -> Iterator[str]:

@@ -6,8 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import attrs
+import torch
+from torch import Tensor
 
+from mimo.checkpoint import Manifest
 from mimo.hooks import Generators, Stateful, StateTree
+from mimo.optimizer.runtime import zeros_like
 from mimo.topology.collectives import all_gather_json
 from mimo.trainer.config.names import BUFFERS, IMPORTED, OPTIMIZER, PROGRESS, SETTINGS
 from mimo.trainer.resume.chain import all_names, find_chain, links_of, load_links, mark_chain
@@ -18,6 +22,9 @@ from mimo.trainer.resume.renaming import Renaming
 from mimo.trainer.resume.resume_point import Source
 from mimo.trainer.resume.run_state import RunState, other_state
 from mimo.trainer.step.trainer import Trainer
+
+_FLOATING = {"F32": torch.float32, "BF16": torch.bfloat16}
+"""Kinds of numbers that moments are saved in."""
 
 
 @attrs.frozen(kw_only=True)
@@ -45,6 +52,8 @@ def begin(trainer: Trainer) -> RunState:
 
 def resume(trainer: Trainer, parts: Iterable[Stateful], source: Source) -> Resumed:
     """Load what `mimo.trainer.resume.save.save_step` saved, in this layout or another, this precision or another.
+
+    Moments go on in the kind of numbers that settings name, whatever they were saved in.
 
     Collective over all ranks. What begins new has been made so: parameters by the seed, states by their optimizers,
     the rest by its plugins.
@@ -77,6 +86,8 @@ def resume(trainer: Trainer, parts: Iterable[Stateful], source: Source) -> Resum
         adapted=[module.name for module in trainer.job.modules if module.lora is not None],
     )
     refuse(list(found.problems), str(source.folder))
+    if OPTIMIZER in tree:
+        tree[OPTIMIZER] = _as_saved(tree[OPTIMIZER], source.manifest, Renaming(found.rename))
     loaded = load_links(
         links,
         tree,
@@ -112,6 +123,23 @@ def resume(trainer: Trainer, parts: Iterable[Stateful], source: Source) -> Resum
         ]
     )
     return Resumed(state=state, summary=summary)
+
+
+def _as_saved(state: StateTree, saved: Manifest, renaming: Renaming) -> StateTree:
+    """Return an optimizer's state with room for floating numbers of the kind that was saved, where it is of another."""
+
+    def room(name: str, value: Any) -> Any:
+        entry = saved.tensors.get(renaming.there(f"{OPTIMIZER}.{name}"))
+        dtype = None if entry is None else _FLOATING.get(entry.dtype)
+        is_other = isinstance(value, Tensor) and value.dtype in _FLOATING.values() and dtype not in (None, value.dtype)
+        return zeros_like(value, dtype) if is_other else value
+
+    return {
+        module: {key: room(f"{module}.{key}", value) for key, value in values.items()}
+        if isinstance(values, Mapping)
+        else values
+        for module, values in state.items()
+    }
 
 
 def _imported(trainer: Trainer, source: Source) -> Iterator[tuple[str, Mapping[str, Any]]]:
