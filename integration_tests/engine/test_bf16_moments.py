@@ -1,4 +1,4 @@
-"""Moments of AdamW in bf16: updates near those in fp32 in any layout, and runs that go on to the bit."""
+"""Moments of AdamW in bf16: updates near those in fp32 in any layout, and runs that resume with the same bits."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_weights_move_as_with_moments_in_fp32(layout: str, plugin: str, pool: Po
 
 
 @pytest.mark.parametrize(("layout", "plugin"), [("lanes 2 to 3", "full"), ("tp2 sp pp2 dp2", "adamw")])
-def test_a_run_goes_on_to_the_bit(layout: str, plugin: str, pool: Pool, tmp_path: Path) -> None:
+def test_a_run_resumes_with_the_same_bits(layout: str, plugin: str, pool: Pool, tmp_path: Path) -> None:
     """Moments are saved in bf16, and read as such."""
     settings = in_bf16(LAYOUTS[layout], plugin)
     settings["run"] |= {"directory": str(tmp_path), "steps": 6}
@@ -71,7 +71,7 @@ def test_a_run_goes_on_to_the_bit(layout: str, plugin: str, pool: Pool, tmp_path
     assert set(kinds.values()) == {"BF16"}, kinds
 
 
-def test_a_run_goes_on_with_moments_of_another_kind(pool: Pool, tmp_path: Path) -> None:
+def test_a_run_resumes_with_moments_in_another_dtype(pool: Pool, tmp_path: Path) -> None:
     """What was saved in fp32 is rounded when it is read, and what was saved in bf16 goes on in fp32."""
     exact = table(LAYOUTS["lanes 2 to 3"], microbatches=2)
     rounded = in_bf16(LAYOUTS["lanes 2 to 3"], "adamw")

@@ -97,7 +97,7 @@ def test_large_parameters_are_stepped_in_chunks_to_the_same_bits() -> None:
         assert torch.equal(one.state[mine]["exp_avg"], other.state[same]["exp_avg"])
 
 
-def test_a_saved_state_gives_the_bits_of_a_run_that_never_stopped() -> None:
+def test_a_saved_state_steps_to_the_same_bits() -> None:
     """Chance depends on the step, which is saved too."""
     parameters, optimizer = _optimizer(torch.bfloat16)
     _step(parameters, optimizer, 1)
