@@ -72,7 +72,7 @@ def test_a_run_resumes_with_the_same_bits(layout: str, plugin: str, pool: Pool, 
 
 
 def test_a_run_resumes_with_moments_in_another_dtype(pool: Pool, tmp_path: Path) -> None:
-    """What was saved in fp32 is rounded when it is read, and what was saved in bf16 goes on in fp32."""
+    """What was saved in fp32 is rounded when it is read, and what was saved in bf16 is put into fp32."""
     exact = table(LAYOUTS["lanes 2 to 3"], microbatches=2)
     rounded = in_bf16(LAYOUTS["lanes 2 to 3"], "adamw")
     for number, (first, second) in enumerate([(exact, rounded), (rounded, exact)]):
