@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Replicate
 
@@ -152,6 +154,31 @@ def test_in_order_sums_of_copies_are_those_of_all_lanes(*, overlaps: bool, run_r
     for found, events in run_ranks(2, _replicated, overlaps):
         assert found == [[4.0, 40.0, 400.0], [2.0, 20.0, 200.0]]
         assert sorted(events) == sorted(2 * [f"vision.{number}.weight" for number in range(3)])
+
+
+def _messages(rank: int) -> tuple[list[int], list[float]]:
+    """Return how many numbers each message of a sum after the last backward has, and one number of each gradient."""
+    _replicate.MESSAGE_BYTES = 40
+    grid = Grid(name="vision", ranks=(0, 1), dp=2)
+    meshes = Meshes(ModuleGraph(modules=(Module(grid=grid, trains=(True,)),), arrows=()), rank=rank, device_type="cpu")
+    named = {f"vision.{size}": nn.Parameter(torch.zeros(size)) for size in (6, 50, 3, 8, 2)}
+    for parameter in named.values():
+        parameter.grad = torch.full_like(parameter, float(rank + 1))
+    sizes: list[int] = []
+    all_reduce = dist.all_reduce
+
+    def counted(flat: Tensor, **how: Any) -> Any:
+        sizes.append(flat.numel())
+        return all_reduce(flat, **how)
+
+    with patch.object(dist, "all_reduce", counted):
+        replicate(ModuleParameters(grid=grid, rank=rank, parameters=named), meshes).reduce()
+    return sizes, [float(parameter.grad.sum()) for parameter in named.values() if parameter.grad is not None]
+
+
+def test_sums_after_the_last_backward_are_cut_into_messages_too(run_ranks: Callable[..., list[Any]]) -> None:
+    """No more than a message, or one parameter, is copied at a time, however large the module is."""
+    assert run_ranks(2, _messages) == [([10, 53, 6], [18.0, 150.0, 9.0, 24.0, 6.0])] * 2
 
 
 def _begun(rank: int) -> list[str]:

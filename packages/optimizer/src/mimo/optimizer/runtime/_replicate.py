@@ -1,4 +1,4 @@
-"""Gradients of parameters that every data lane holds whole: summed once a step, in flat messages.
+"""Gradients of parameters that every data lane holds whole: summed once a step, in flat messages of about one size.
 
 A gradient is summed over every axis along which the parameter is replicated and the work is not: the data axes for
 all, the tensor axis too for those of which each tensor rank computes only a part; for experts, whose axes are others,
@@ -7,9 +7,10 @@ those ranks that hold copies of the same experts, and then ``etp`` likewise.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import partial
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -21,8 +22,9 @@ from mimo.optimizer.runtime._in_order import InOrder
 from mimo.topology import StageId
 from mimo.topology.meshes import DATA_AXES, Meshes, gradient_of, laid_out, leaf_of, local, tied_pairs
 
+T = TypeVar("T")
 MESSAGE_BYTES = 25 * 2**20
-"""Of gradients that are summed in one message while a backward runs, at least; DistributedDataParallel's choice."""
+"""Of gradients that are summed in one message, at least, if there are as many; DistributedDataParallel's choice."""
 
 
 def local_gradient(parameter: nn.Parameter) -> Tensor:
@@ -45,10 +47,12 @@ class FlatSum:
             return
         for dtype in dict.fromkeys(gradient.dtype for gradient in gradients):
             same_dtype = [gradient for gradient in gradients if gradient.dtype == dtype]
-            flat = torch.cat([gradient.reshape(-1) for gradient in same_dtype])
+            first, *others = same_dtype
+            in_place = first.is_contiguous() and not others
+            flat = first.view(-1) if in_place else torch.cat([gradient.reshape(-1) for gradient in same_dtype])
             work = dist.all_reduce(flat, group=group, async_op=True)
             assert work is not None
-            self._works.append((work, flat, same_dtype))
+            self._works.append((work, flat, [] if in_place else same_dtype))
 
     @property
     def is_done(self) -> bool:
@@ -59,14 +63,32 @@ class FlatSum:
         """Wait for the sums, and leave them in the place of the gradients."""
         for work, flat, gradients in self._works:
             work.wait()
+            if not gradients:  # the message was the gradient itself
+                continue
             sums = torch.split(flat, [gradient.numel() for gradient in gradients])
             torch._foreach_copy_(gradients, [sum_.view_as(to) for sum_, to in zip(sums, gradients, strict=True)])
         self._works.clear()
 
 
 def sum_over(group: dist.ProcessGroup, gradients: Sequence[Tensor]) -> None:
-    """Sum ``gradients`` over ``group`` in place, those of one dtype in one message."""
-    FlatSum(group, gradients).end()
+    """Sum ``gradients`` over ``group`` in place, in messages one after the other, so that few are copied at a time."""
+    for some in in_messages(gradients, lambda gradient: gradient):
+        FlatSum(group, some).end()
+
+
+def in_messages(items: Iterable[T], tensor_of: Callable[[T], Tensor]) -> Iterator[list[T]]:
+    """Yield items in order, as many at once as fill a message."""
+    some: list[T] = []
+    size = 0
+    for item in items:
+        some.append(item)
+        tensor = tensor_of(item)
+        size += tensor.numel() * tensor.element_size()
+        if size >= MESSAGE_BYTES:
+            yield some
+            some, size = [], 0
+    if some:
+        yield some
 
 
 class _Message:
@@ -169,18 +191,18 @@ def replicate(
             for one, group in sorted(cut, key=lambda each: max(map(positions.__getitem__, each[0])), reverse=True)
         ]
     else:
-        late = [_Message(some, group, observe, reduced) for some, group in groups]
+        late = [_Message(one, group, observe, reduced) for some, group in groups for one in _cut(some)]
     # Tied ones are in a message of their own, of one length on both stages: the sum is then made in one order, and the
     # copies stay the same to the bit.
     late = [
         _Message(tied, shared, observe, reduced),
         *late,
-        _Message(parts, meshes.axes_group(grid, (*DATA_AXES, "tp")), observe, reduced),
+        *(_Message(one, meshes.axes_group(grid, (*DATA_AXES, "tp")), observe, reduced) for one in _cut(parts)),
     ]
-    if parts_experts:  # one after the other, as for both together there is no group
+    for one in _cut(parts_experts):  # one after the other, as for both together there is no group
         late += [
-            _Message(parts_experts, meshes.axes_group(grid, ("edp",)), observe, lambda _names: None),
-            _Message(parts_experts, meshes.axes_group(grid, ("etp",)), lambda _gradients: None, reduced),
+            _Message(one, meshes.axes_group(grid, ("edp",)), observe, lambda _names: None),
+            _Message(one, meshes.axes_group(grid, ("etp",)), lambda _gradients: None, reduced),
         ]
     in_order = InOrder(early, name=grid.name)
 
@@ -194,18 +216,9 @@ def replicate(
     return Prepared(reduce, on_grad_accumulation=on_grad_accumulation) if early else Prepared(reduce)
 
 
-def _cut(parameters: Mapping[str, nn.Parameter]) -> Iterator[dict[str, nn.Parameter]]:
-    """Yield parameters from the last to the first, as many at once as fill a message."""
-    some: dict[str, nn.Parameter] = {}
-    size = 0
-    for name, parameter in reversed(list(parameters.items())):
-        some[name] = parameter
-        size += parameter.numel() * parameter.element_size()
-        if size >= MESSAGE_BYTES:
-            yield some
-            some, size = {}, 0
-    if some:
-        yield some
+def _cut(parameters: Mapping[str, nn.Parameter]) -> list[dict[str, nn.Parameter]]:
+    """Return parameters from the last to the first, as many at once as fill a message."""
+    return [dict(some) for some in in_messages(reversed(list(parameters.items())), lambda item: item[1])]
 
 
 @torch.no_grad()
