@@ -5,6 +5,7 @@ In these runs ranks 0 and 1 encode, and ranks 2 and 3 read together.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -93,12 +94,20 @@ def test_a_killed_worker_ends_all_and_is_named(tmp_path: Path) -> None:
 
 
 def test_a_stopped_worker_is_named_when_the_time_is_up(tmp_path: Path) -> None:
-    """Those who wait for it say where and for whom; it says nothing more."""
-    with start(*DIGITS, ENDLESS, PATIENT, f"run.directory={tmp_path}") as started:
+    """Those who wait for it say where and for whom, and write what they did with others; it says nothing more."""
+    (tmp_path / "collectives_rank2.json").write_text("of an earlier run")
+    environ = {**os.environ, "TORCH_FR_BUFFER_SIZE": "50"}
+    with start(*DIGITS, ENDLESS, PATIENT, f"run.directory={tmp_path}", environ=environ) as started:
         started.wait_for(" 100/1000000")  # it reports once a second, and until then is known to load
         os.kill(started.workers()[2], signal.SIGSTOP)
         ended = started.wait()
     assert ended.code == 3
+    written = {path.name: json.loads(path.read_bytes()) for path in tmp_path.glob("collectives_rank*.json")}
+    assert set(written) == {f"collectives_rank{rank}.json" for rank in (0, 1, 3)}
+    for recorded in written.values():
+        assert 0 < len(recorded["entries"]) <= 50
+        assert {entry["process_group"][1] for entry in recorded["entries"]}
+        assert all(entry["profiling_name"].startswith("gloo:") for entry in recorded["entries"])
     *others, reason = ended.err.splitlines()
     assert re.fullmatch(
         "rank 2 no longer answers: it was killed or stopped, or a machine or its network is gone. "

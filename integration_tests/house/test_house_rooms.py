@@ -44,7 +44,7 @@ ROOMS: Mapping[str, Mapping[str, Row]] = {
     },
     "mimo.launch": {
         "process": Row(modules="gpus heartbeat host_memory process_info run_lock"),
-        "faults": Row("process", modules="fault hang_report store watchdog"),
+        "faults": Row("process", modules="collectives fault hang_report store watchdog"),
         "start": Row("process faults"),
     },
     "mimo.model": {

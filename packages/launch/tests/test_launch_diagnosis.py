@@ -6,7 +6,9 @@ import inspect
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -15,6 +17,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]  # public,
 
 from mimo.launch import Heartbeat, Status
 from mimo.launch.faults.hang_report import show_silent, show_standstill, show_waits
+from mimo.launch.process import heartbeat
 from mimo.launch.process.heartbeat import _ranks_of
 from mimo.launch.runtime import is_consequence
 
@@ -42,6 +45,38 @@ def test_what_is_done_within_a_block_is_shown_until_its_end() -> None:
     with progress.within("step 3, reading the samples of step 4"):
         assert at(progress).activity == "step 3, reading the samples of step 4"
     assert at(progress).activity == "step 3"
+
+
+def test_a_message_that_a_device_waits_for_is_named_once_its_process_waits_too() -> None:
+    """The first that has not come, or has failed; a process that computes is not said to wait."""
+    over: list[int] = []
+    progress = Heartbeat()
+    progress.enter("step 3")
+
+    def fails() -> bool:
+        raise RuntimeError("the peer is gone")
+
+    for peer in (4, 5, 6):
+        progress.wait("vision->language", peer)
+        progress.resume(partial(over.__contains__, peer))
+    progress.wait("vision->language", 7)
+    progress.resume(lambda: True)
+    assert [message[1] for message in progress.unfinished] == [4, 5, 6]
+    assert not at(progress).waits
+
+    def status() -> Status:
+        with patch.object(heartbeat, "_look_at", return_value=("all_reduce", (), "")):
+            return at(progress)
+
+    assert (status().peers, status().through) == ((4,), "edge vision->language, on the device")
+    over += [4, 6]
+    assert status().peers == (5,)
+    progress.wait("audio->language", 8)
+    assert (status().peers, status().through) == ((8,), "edge audio->language")
+    progress.resume(fails)
+    assert [message[1] for message in progress.unfinished] == [5, 6, 8]
+    over += [5]
+    assert status().peers == (8,)
 
 
 def test_a_group_that_is_being_destroyed_has_no_ranks() -> None:

@@ -74,14 +74,13 @@ def test_ranks_that_outnumber_cores_wait_in_turn(run_ranks: Callable[..., list[A
 
 
 @pytest.mark.parametrize("given", ["", "0"])
-def test_nccl_starts_kernels_in_the_order_of_the_host_unless_the_user_says_otherwise(
-    given: str, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("name", "value"), [("NCCL_LAUNCH_ORDER_IMPLICIT", "1"), ("TORCH_FR_BUFFER_SIZE", "2000")])
+def test_what_nccl_is_asked_for_unless_the_user_says_otherwise(
+    name: str, value: str, given: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is set before a GPU is chosen, and so before NCCL reads it."""
-    monkeypatch.setenv("NCCL_LAUNCH_ORDER_IMPLICIT", given)
-    if not given:
-        monkeypatch.delenv("NCCL_LAUNCH_ORDER_IMPLICIT")
+    """Kernels in the order of the host, notes of collectives: before a GPU is chosen, and so before NCCL reads it."""
+    monkeypatch.setattr(os, "environ", {name: given} if given else {})
     seen: list[str] = []
-    monkeypatch.setattr(torch.cuda, "set_device", lambda _device: seen.append(os.environ["NCCL_LAUNCH_ORDER_IMPLICIT"]))
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _device: seen.append(os.environ[name]))
     prepare(ProcessInfo(rank=0, world=2, local_rank=0, device="cuda:0"))
-    assert seen == [given or "1"]
+    assert seen == [given or value]

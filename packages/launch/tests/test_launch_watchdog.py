@@ -63,11 +63,9 @@ def test_only_sigterm_is_taken_for_the_second_request(monkeypatch: pytest.Monkey
 
 def test_whoever_finds_a_fault_claimed_waits_for_it_and_takes_its_code() -> None:
     """It answers status queries meanwhile, so that it is not named itself."""
-    fault_store, left = FaultStore(HashStore()), list[int]()
+    fault_store, left = FaultStore(HashStore()), list[Fault]()
     process = ProcessInfo(rank=1, world=2, local_rank=1)
-    watch = Watchdog(
-        fault_store, process, Terms(timeout=0), shows=False, report=lambda _: left.append(-1), leave=left.append
-    )
+    watch = Watchdog(fault_store, process, Terms(timeout=0), shows=False, report=left.append, leave=left.append)
     fault_store.report(0, Status(left=True))
     assert fault_store.first(0) is None
     thread = threading.Thread(target=watch._query_all)
@@ -76,7 +74,7 @@ def test_whoever_finds_a_fault_claimed_waits_for_it_and_takes_its_code() -> None
     assert set(fault_store.query([1], 5)) == {1}
     fault_store.publish(Fault(rank=0, code=16, text="", explained=True))
     thread.join(30)
-    assert left == [16]
+    assert [fault.code for fault in left] == [16]
 
 
 def test_a_claim_without_a_fault_is_taken_over(monkeypatch: pytest.MonkeyPatch) -> None:

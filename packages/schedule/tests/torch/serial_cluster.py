@@ -117,6 +117,10 @@ class Cluster:
 class Done:
     """A message that is over."""
 
+    def is_completed(self) -> bool:
+        """Tell whether it has come."""
+        return True
+
     def wait(self) -> None:
         """Return at once."""
 

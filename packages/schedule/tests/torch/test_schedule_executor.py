@@ -170,6 +170,10 @@ class Exchange:
 
     clock: Clock
 
+    def is_completed(self) -> bool:
+        """Tell whether it has come."""
+        return True
+
     def wait(self) -> None:
         """Let the time pass."""
         self.clock.now += 5
@@ -477,9 +481,9 @@ class RecordedProgress:
         """Keep it."""
         self.reports.append(f"waits for {peer} on {edge}")
 
-    def resume(self) -> None:
+    def resume(self, is_over: Callable[[], bool]) -> None:
         """Keep it."""
-        self.reports.append("goes on")
+        self.reports.append("goes on" if is_over() else "left to the device")
 
 
 def test_schedule_executor_reports_what_it_does_and_whom_it_waits_for() -> None:

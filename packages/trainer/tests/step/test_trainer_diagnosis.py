@@ -30,7 +30,7 @@ def test_a_heartbeat_names_module_stage_microbatches_and_the_peer_of_an_edge() -
     assert at(progress).describe_wait(0) == (
         "in step 3, backward of vision stage 1, microbatches 2-3, for rank 5 (edge vision->language)"
     )
-    plan.resume()
+    plan.resume(lambda: True)
     assert not at(progress).waits
     plan.begin(None)
     assert (at(progress).activity, progress.changes) == ("step 3", 5)

@@ -1,5 +1,6 @@
 """Starting the processes of a run, or joining those that torchrun or Slurm started; the watchdog, and faults."""
 
+from mimo.launch.faults.collectives import recorded_collectives
 from mimo.launch.faults.fault import Fault, FaultStore, OnFailure, is_consequence
 from mimo.launch.faults.store import connect
 from mimo.launch.faults.watchdog import Terms, Watchdog
@@ -22,5 +23,6 @@ __all__ = [
     "join_alone",
     "join_world",
     "launch",
+    "recorded_collectives",
     "start_method",
 ]

@@ -13,6 +13,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Collection, Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Self, TypeAlias
 
 import attrs
@@ -48,6 +49,7 @@ class Fault:
         text: what the user reads, rank included.
         explained: whether the text is an error of ours, which needs no other cause.
         waits: where the other ranks waited, a line each.
+        hangs: whether ranks went on no more, so that what each of them waits for says why.
     """
 
     rank: int
@@ -55,6 +57,7 @@ class Fault:
     text: str
     explained: bool
     waits: str = ""
+    hangs: bool = False
 
     @classmethod
     def of(cls, error: BaseException, rank: int) -> Self:
@@ -92,12 +95,16 @@ class Fault:
 
 def report_in_time(on_failure: OnFailure | None, fault: Fault) -> None:
     """Call ``on_failure`` and wait a few seconds at most: a disk that doesn't answer must not delay the end."""
-    if on_failure is None:
-        return
+    if on_failure is not None:
+        call_in_time(partial(on_failure, fault))
+
+
+def call_in_time(function: Callable[[], object]) -> None:
+    """Call a function that writes files, and wait a few seconds at most."""
 
     def write() -> None:
         with contextlib.suppress(OSError):
-            on_failure(fault)
+            function()
 
     writer = threading.Thread(target=write, name="mimo-fault", daemon=True)
     try:

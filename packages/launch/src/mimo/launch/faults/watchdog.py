@@ -54,6 +54,7 @@ class Terms:
         timeout: seconds without progress on any rank after which the run ends.
         stops: whether the task reads `Heartbeat.stops`, and so ends by itself after SIGTERM or SIGHUP.
         on_failure: called with the fault that ended the run, once rank 0 holds the run directory; it may write there.
+        on_hang: likewise, with its rank on each one that still answers, where the run ends as ranks go on no more.
         on_start: called on rank 0 when all ranks have joined and none has failed.
         enter: called on rank 0 to lock the run directory before any rank writes there; None where it needs no lock, or
             the launcher has it.
@@ -63,6 +64,7 @@ class Terms:
     timeout: float = 600.0
     stops: bool = False
     on_failure: OnFailure | None = None
+    on_hang: Callable[[int], None] | None = None
     on_start: Callable[[], None] | None = None
     enter: Callable[[], RunLock] | None = None
     lock: RunLock | None = None
@@ -81,7 +83,7 @@ class Watchdog(threading.Thread):
         terms: how long it may make no progress, and whether SIGTERM is a request.
         shows: whether this process prints what it finds.
         report: prints and publishes a fault that this process was the first to claim, and ends it.
-        leave: ends this process with the exit code of another one's fault.
+        leave: ends this process because of another one's fault.
         launcher: becomes readable when the launcher that started this process is gone; None without a launcher of ours.
     """
 
@@ -93,7 +95,7 @@ class Watchdog(threading.Thread):
         *,
         shows: bool,
         report: Callable[[Fault], None],
-        leave: Callable[[int], None],
+        leave: Callable[[Fault], None],
         launcher: Connection | None = None,
     ) -> None:
         super().__init__(name="mimo-watch", daemon=True)
@@ -194,7 +196,7 @@ class Watchdog(threading.Thread):
         """Read what has changed: there is a fault, or a status query."""
         fault = self._fault_store.read()
         if fault is not None and not self._done.is_set():
-            self._leave(fault.code)
+            self._leave(fault)
         if self._answer_query():
             # Another rank already queries.
             self._patience = max(self._patience, self._stalled_seconds + 2 * _ANSWER_SECONDS)
@@ -241,14 +243,15 @@ class Watchdog(threading.Thread):
             return
         earlier = self._fault_store.first(self._process.rank, self._answer_query)
         if earlier is not None:
-            self._leave(earlier.code)
+            self._leave(earlier)
             return
         if silent:
             text = show_silent(silent, self._fault_store.statuses(silent))
         else:
             text = show_standstill(statuses, self._terms.timeout)
         waits = show_waits(statuses)
-        self._report(Fault(rank=self._process.rank, code=EXIT_FAILED, text=text, explained=True, waits=waits))
+        rank = self._process.rank
+        self._report(Fault(rank=rank, code=EXIT_FAILED, text=text, explained=True, waits=waits, hangs=True))
 
     def _lose_launcher(self) -> None:
         """End before this process uses the store, which is gone too; rank 0 prints why."""

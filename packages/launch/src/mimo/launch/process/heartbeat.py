@@ -11,7 +11,8 @@ import contextlib
 import sys
 import threading
 import traceback
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from types import FrameType
 from typing import Protocol
@@ -46,6 +47,8 @@ class Heartbeat:
         doing: a few words; empty where it may take any time.
         activity: the part of a step that runs.
         awaited: the edge and the rank that it waits for.
+        unfinished: the same of messages that its device may still wait for, and whether they have come, first ones
+            first.
         changes: how often any of this has changed.
         stops: whether this process has been asked to stop when it has saved.
         stack: where the error was raised that this process reports, inner frames first; None while there is none.
@@ -54,6 +57,7 @@ class Heartbeat:
     doing: str = ""
     activity: Activity | None = None
     awaited: tuple[str, int] | None = None
+    unfinished: deque[tuple[str, int, Callable[[], bool]]] = attrs.field(factory=deque)
     changes: int = 0
     stops: bool = False
     stack: tuple[FrameType, ...] | None = None
@@ -95,8 +99,12 @@ class Heartbeat:
         self.awaited = edge, peer
         self.changes += 1
 
-    def resume(self) -> None:
-        """Record that it no longer waits."""
+    def resume(self, is_over: Callable[[], bool] = lambda: True) -> None:
+        """Record that it no longer waits, though its device may until ``is_over``."""
+        while self.unfinished and self.unfinished[0][2]():
+            self.unfinished.popleft()
+        if self.awaited is not None and not is_over():
+            self.unfinished.append((*self.awaited, is_over))
         self.awaited = None
         self.changes += 1
 
@@ -136,6 +144,8 @@ class Status:
         if awaited is not None:
             return attrs.evolve(status, waits=True, peers=(awaited[1],), through=f"edge {awaited[0]}")
         met, peers, where = _look_at(_stack() if progress.stack is None else progress.stack)
+        if met and (message := _first_left(tuple(progress.unfinished))) is not None:
+            return attrs.evolve(status, waits=True, peers=(message[1],), through=f"edge {message[0]}, on the device")
         status = attrs.evolve(status, waits=bool(met), peers=peers, through=met, where=where)
         if activity is not None and (ranks := activity.collective_ranks()):
             others = tuple(other for other in ranks if other != rank)
@@ -157,6 +167,18 @@ class Status:
 def group_timeout(timeout: float) -> timedelta:
     """Return the time-out of process groups: longer than the watchdog's, which says more."""
     return timedelta(days=1, seconds=timeout)
+
+
+def _first_left(messages: Iterable[tuple[str, int, Callable[[], bool]]]) -> tuple[str, int] | None:
+    """Return the edge and the rank of the first message that has not come; None if all have."""
+    for edge, peer, is_over in messages:
+        try:
+            if is_over():
+                continue
+        except RuntimeError:  # it has failed, and so will never come
+            pass
+        return edge, peer
+    return None
 
 
 def _stack() -> Iterator[FrameType]:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from multiprocessing.connection import Connection
 from typing import TypeAlias
 
@@ -17,7 +18,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
-from mimo.launch.faults.fault import EXIT_FAILED, Fault, FaultStore, is_consequence, report_in_time
+from mimo.launch.faults.collectives import RECORDED
+from mimo.launch.faults.fault import EXIT_FAILED, Fault, FaultStore, call_in_time, is_consequence, report_in_time
 from mimo.launch.faults.hang_report import show_silent, show_waits
 from mimo.launch.faults.store import unlogged
 from mimo.launch.faults.watchdog import Terms, Watchdog, end
@@ -123,6 +125,7 @@ def prepare(process: ProcessInfo) -> None:
     """Choose the device of this process and how NCCL uses it, or how it shares the machine's cores."""
     if process.device.startswith("cuda"):
         os.environ.setdefault(*_IN_HOST_ORDER)
+        os.environ.setdefault(*RECORDED)
         torch.cuda.set_device(torch.device(process.device))
         return
     environ = with_slurm(os.environ)
@@ -160,7 +163,7 @@ class _Worker:
                     time.sleep(_LOOK_SECONDS)
                 earlier = self.fault_store.first(rank)
             if earlier is not None:
-                self.leave(earlier.code)
+                self.leave(earlier)
             self.report(self._fault(error, follows=follows))
         except RuntimeError:  # the store is gone, and the watchdog ends this process
             time.sleep(_REPORT_SECONDS)
@@ -174,7 +177,8 @@ class _Worker:
         statuses = self.fault_store.query(everybody, _ANSWER_SECONDS if follows else _REPORT_SECONDS)
         silent = set(everybody) - statuses.keys()
         if follows and silent:
-            fault = attrs.evolve(fault, text=show_silent(silent, self.fault_store.statuses(silent)))
+            text = show_silent(silent, self.fault_store.statuses(silent))
+            fault = attrs.evolve(fault, text=text, hangs=True)
         return attrs.evolve(fault, waits=show_waits(statuses))
 
     def report(self, fault: Fault) -> None:
@@ -191,6 +195,7 @@ class _Worker:
             report_in_time(self.terms.on_failure, fault)
         with contextlib.suppress(RuntimeError):
             self.fault_store.publish(fault)
+        self._record(fault)
         self._end(fault.code)
 
     def _may_write(self) -> bool:
@@ -199,10 +204,16 @@ class _Worker:
             return self.fault_store.has_directory()
         return False
 
-    def leave(self, code: int) -> None:
+    def leave(self, fault: Fault) -> None:
         """End with the exit code of a fault that another rank has published."""
         self.once.acquire()
-        self._end(code)
+        self._record(fault)
+        self._end(fault.code)
+
+    def _record(self, fault: Fault) -> None:
+        """Have what this rank waits for be written, where that says why the run has ended."""
+        if fault.hangs and self.terms.on_hang is not None and self._may_write():
+            call_in_time(partial(self.terms.on_hang, self.process.rank))
 
     def _end(self, code: int) -> None:
         with contextlib.suppress(RuntimeError):  # the store is gone

@@ -159,7 +159,7 @@ class Boundary:
     def _await(self, work: dist.Work, peer: int) -> None:
         self._progress.wait(self._edge, peer)
         work.wait()
-        self._progress.resume()
+        self._progress.resume(work.is_completed)
 
     def _expect(
         self, box: _Mailbox, pieces: Sequence[RoutePiece], sends: Sequence[RoutePiece], join: Join, microbatch: int

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from mimo.schedule.plan import Action
@@ -16,8 +17,8 @@ class Progress(Protocol):
     def wait(self, edge: str, peer: int) -> None:
         """Record that this rank waits for another one to send rows of an edge, or to receive them."""
 
-    def resume(self) -> None:
-        """Record that the wait is over."""
+    def resume(self, is_over: Callable[[], bool]) -> None:
+        """Record that this process goes on; its device may still wait until ``is_over``, which any thread may ask."""
 
 
 class NullProgress:
@@ -29,5 +30,5 @@ class NullProgress:
     def wait(self, edge: str, peer: int) -> None:
         """Ignore it."""
 
-    def resume(self) -> None:
+    def resume(self, is_over: Callable[[], bool]) -> None:
         """Ignore it."""

@@ -21,6 +21,15 @@ def memory_file(rank: int) -> str:
     return f"memory_rank{rank}.json"
 
 
+COLLECTIVES = "collectives_rank*.json"
+"""Names of `collectives_file`."""
+
+
+def collectives_file(rank: int) -> str:
+    """Return the name of the file with what a rank did with others when the run stood still."""
+    return COLLECTIVES.replace("*", str(rank))
+
+
 SIGNS_OF_A_RUN = (CONFIG_FILE, METRICS_FILE, CHECKPOINTS)
 """A directory with any of them holds a run; one that is merely locked holds none."""
 

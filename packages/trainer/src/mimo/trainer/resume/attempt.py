@@ -20,7 +20,7 @@ import attrs
 
 from mimo.hooks import RestartNeededError, ResultRejectedError, parse_json
 from mimo.launch import is_joining, with_slurm
-from mimo.trainer.config.names import ATTEMPT_FILE, CHECKPOINTS, ERROR_FILE
+from mimo.trainer.config.names import ATTEMPT_FILE, CHECKPOINTS, COLLECTIVES, ERROR_FILE, collectives_file
 from mimo.trainer.config.toml import write_atomically
 
 if TYPE_CHECKING:
@@ -97,7 +97,17 @@ def note_failure(directory: Path, fault: Fault) -> None:
 def forget_failure(directory: Path) -> None:
     """Remove why the last attempt ended, once another one has begun."""
     with contextlib.suppress(OSError):
-        (directory / ERROR_FILE).unlink(missing_ok=True)
+        for path in (directory / ERROR_FILE, *directory.glob(COLLECTIVES)):
+            path.unlink(missing_ok=True)
+
+
+def note_hang(directory: Path, rank: int) -> None:
+    """Write what a rank did with others when the run stood still, where torch was asked to note it down."""
+    from mimo.launch.runtime import recorded_collectives
+
+    found = recorded_collectives()
+    if found and json.loads(found).get("entries"):
+        (directory / collectives_file(rank)).write_bytes(found)
 
 
 def note_end(directory: Path, code: int, text: str, environ: Mapping[str, str]) -> None:

@@ -21,7 +21,7 @@ from mimo.trainer.decoding.answer_settings import AnswerSettings
 from mimo.trainer.job.job import Job
 from mimo.trainer.report.console import show_evaluation
 from mimo.trainer.resolving.resolve import Purpose, resolve
-from mimo.trainer.resume.attempt import forget_failure, note_failure
+from mimo.trainer.resume.attempt import forget_failure, note_failure, note_hang
 from mimo.trainer.run.inference import evaluate
 
 Entry: TypeAlias = Callable[[Job, ProcessInfo], object]
@@ -61,6 +61,7 @@ def run_job(
         terms = attrs.evolve(
             terms,
             on_failure=partial(_note_failure, job.directory, on_failure),
+            on_hang=partial(note_hang, job.directory),
             on_start=partial(forget_failure, job.directory),
         )
     how = partial(launch, task, world=job.world, device=device, method=method)

@@ -256,6 +256,6 @@ class PlanProgress:
         """Report that rows of an edge are awaited from another rank, or that it takes those sent to it."""
         self.heartbeat.wait(edge, peer)
 
-    def resume(self) -> None:
-        """Report that they have come, or have been taken."""
-        self.heartbeat.resume()
+    def resume(self, is_over: Callable[[], bool]) -> None:
+        """Report that they have come, or have been taken, or that a device waits for that by itself."""
+        self.heartbeat.resume(is_over)
