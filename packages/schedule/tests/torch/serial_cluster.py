@@ -118,7 +118,7 @@ class Done:
     """A message that is over."""
 
     def is_completed(self) -> bool:
-        """Tell whether it has come."""
+        """Return whether the message has arrived."""
         return True
 
     def wait(self) -> None:

@@ -171,7 +171,7 @@ class Exchange:
     clock: Clock
 
     def is_completed(self) -> bool:
-        """Tell whether it has come."""
+        """Return whether the message has arrived."""
         return True
 
     def wait(self) -> None:

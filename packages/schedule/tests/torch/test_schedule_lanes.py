@@ -37,7 +37,7 @@ class Exchange:
     fill: tuple[tuple[int, int], Tensor] | None = None
 
     def is_completed(self) -> bool:
-        """Tell whether it has come."""
+        """Return whether the message has arrived."""
         return True
 
     def wait(self) -> None:
