@@ -22,12 +22,12 @@ def kernel_of(device: torch.device, dtype: torch.dtype, *, width: int, scored: b
 
     Args:
         device: where.
-        dtype: of queries, keys and values.
+        dtype: of queries, keys and values; no fused kernel of CUDA takes float64.
         width: of a head, of its values where these are wider.
         scored: whether scores are capped or take sinks, which no kernel does.
         items: whether rows of an item see later ones, which the kernel without padding can't.
     """
-    if scored:
+    if scored or (device.type == "cuda" and dtype == torch.float64):
         return Kernel.STEPWISE
     if takes_varlen(device, dtype) and width <= WIDEST and not items:
         return Kernel.VARLEN

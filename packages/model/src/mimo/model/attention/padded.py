@@ -5,6 +5,7 @@ Shapes: in one call C chunks of Q queries, which look at L keys each; N query he
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 
 import attrs
@@ -130,8 +131,17 @@ def weigh(
     # all scores would be taken without a word.
     key, value = (x.repeat_interleave(query.shape[1] // x.shape[1], 1) for x in (key, value))
     aligned = (functional.pad(x, (0, -x.shape[-1] % _ALIGNED)) for x in (query, key, value))
-    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION]):
+    with sdpa_kernel(chosen) if (chosen := _kernels()) else nullcontext():
         return attention(*aligned)[..., : value.shape[-1]]
+
+
+def _kernels() -> list[SDPBackend]:
+    """Return the kernels that may run on a GPU: not the one that writes down all scores, unless no other is enabled."""
+    enabled = {
+        SDPBackend.FLASH_ATTENTION: torch.backends.cuda.flash_sdp_enabled(),
+        SDPBackend.EFFICIENT_ATTENTION: torch.backends.cuda.mem_efficient_sdp_enabled(),
+    }
+    return [kernel for kernel, is_enabled in enabled.items() if is_enabled]
 
 
 def needs_alignment(query: Tensor) -> bool:
