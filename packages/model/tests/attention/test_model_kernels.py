@@ -67,9 +67,9 @@ def test_the_kernel_that_writes_down_all_scores_is_taken_only_where_all_others_a
     allowed: list[bool] = []
     attention = functional.scaled_dot_product_attention
 
-    def noted(*given: torch.Tensor, **how: Any) -> torch.Tensor:
+    def noted(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, **how: Any) -> torch.Tensor:
         allowed.append(torch.backends.cuda.math_sdp_enabled())
-        return attention(*given, **how)
+        return attention(query, key, value, **how)
 
     monkeypatch.setattr(functional, "scaled_dot_product_attention", noted)
     rows = torch.randn(3, 2, 8)
