@@ -68,6 +68,7 @@ def draw(rng: random.Random, *, world: int = 8) -> Table:
         longer = rng.choice(("cut", "cut", "drop"))
         settings = by_tokens(settings, batch_tokens=times * micro + 40, micro_tokens=micro, longer=longer)
     settings["modules"]["language"]["loss_rows"] = rng.choice((0, 0, 3, 7))
+    settings["modules"]["language"]["round_rows"] = rng.choice((1, 1, 1, 5, 64))
     if settings["optimizer"].get("plugin", "adamw") != HYBRID_STEPS["plugin"]:
         settings["optimizer"]["moments"] = rng.choice(("fp32", "fp32", "fp32", "bf16"))
     return settings

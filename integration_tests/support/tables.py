@@ -31,6 +31,7 @@ AXES_KEYS = (
     "batch_factor",
     "recompute",
     "loss_rows",
+    "round_rows",
     "prefetch",
 )
 """Keys of a module that say how it is split and passed through, and nothing of what it computes."""

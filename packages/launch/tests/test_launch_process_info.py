@@ -74,13 +74,28 @@ def test_ranks_that_outnumber_cores_wait_in_turn(run_ranks: Callable[..., list[A
 
 
 @pytest.mark.parametrize("given", ["", "0"])
-@pytest.mark.parametrize(("name", "value"), [("NCCL_LAUNCH_ORDER_IMPLICIT", "1"), ("TORCH_FR_BUFFER_SIZE", "2000")])
-def test_what_nccl_is_asked_for_unless_the_user_says_otherwise(
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("NCCL_LAUNCH_ORDER_IMPLICIT", "1"),
+        ("TORCH_FR_BUFFER_SIZE", "2000"),
+        ("PYTORCH_ALLOC_CONF", "expandable_segments:True"),
+    ],
+)
+def test_what_a_gpu_is_asked_for_unless_the_user_says_otherwise(
     name: str, value: str, given: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Kernels in the order of the host, notes of collectives: before a GPU is chosen, and so before NCCL reads it."""
+    """It is set before a GPU is chosen, and so before NCCL and the allocator read it."""
     monkeypatch.setattr(os, "environ", {name: given} if given else {})
     seen: list[str] = []
     monkeypatch.setattr(torch.cuda, "set_device", lambda _device: seen.append(os.environ[name]))
     prepare(ProcessInfo(rank=0, world=2, local_rank=0, device="cuda:0"))
     assert seen == [given or value]
+
+
+def test_settings_of_the_allocator_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By whichever of its names."""
+    monkeypatch.setattr(os, "environ", {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"})
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _device: None)
+    prepare(ProcessInfo(rank=0, world=2, local_rank=0, device="cuda:0"))
+    assert "PYTORCH_ALLOC_CONF" not in os.environ

@@ -18,7 +18,7 @@ from mimo.trainer.batch.row_layout import encoder_cut, held_part, held_rows
 def test_slices_of_an_encoder_are_cut_as_they_are_held(cp: int, tp: int, sequence_parallel: bool, total: int) -> None:
     """Equal slices over context ranks, and over tensor ranks if these hold slices; the last may have fewer or none."""
     grid = Grid(name="vision", ranks=range(2 * cp * tp), dp=2, cp=cp, tp=tp)
-    module: Any = SimpleNamespace(grid=grid, sequence_parallel=sequence_parallel)
+    module: Any = SimpleNamespace(grid=grid, slices=tp if sequence_parallel else 1)
     cut = encoder_cut(module, [total])
     assert cut.bounds[-1] == total
     for rank in grid.ranks:
@@ -41,7 +41,7 @@ def test_microbatches_of_a_pass_are_intervals_of_its_slices(
 ) -> None:
     """What ranks hold of each microbatch are together the slices of the pass; padding at its end is the last one's."""
     grid = Grid(name="vision", ranks=range(cp * tp), cp=cp, tp=tp)
-    module: Any = SimpleNamespace(grid=grid, sequence_parallel=sequence_parallel)
+    module: Any = SimpleNamespace(grid=grid, slices=tp if sequence_parallel else 1)
     cuts = [encoder_cut(module, rows, index) for index in range(len(rows))]
     assert [cut.bounds[-1] for cut in cuts] == list(rows)
     for rank in grid.ranks:

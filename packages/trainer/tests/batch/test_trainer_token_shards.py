@@ -37,14 +37,15 @@ def draw_layout(choice: random.Random, sample: int) -> SampleLayout:
     context=st.integers(1, 4),
     slices=st.integers(1, 5),
     samples=st.integers(0, 4),
+    multiple=st.sampled_from([1, 1, 3, 64]),
 )
 def test_rows_lie_where_packed_samples_have_their_placeholders(
-    choice: random.Random, context: int, slices: int, samples: int
+    choice: random.Random, context: int, slices: int, samples: int, multiple: int
 ) -> None:
-    """For every context rank and slice, and each modality, in the order in which the encoder returns the rows."""
+    """For every context rank, slice with its padding, and modality, in the order in which encoders return the rows."""
     layouts = [draw_layout(choice, sample) for sample in range(samples)]
     lengths = [len(layout.tokens) for layout in layouts]
-    cut = TokenCut.of(lengths, context=context, slices=slices)
+    cut = TokenCut.of(lengths, context=context, slices=slices, multiple=multiple)
     for modality in ("image", "sound", "none"):
         found = cut.rows(layouts, modality)
         assert found.bounds[0] == 0
@@ -57,7 +58,7 @@ def test_rows_lie_where_packed_samples_have_their_placeholders(
                             numbers[sample, position] = len(numbers)
         assert found.bounds[-1] == len(numbers)
         for rank in range(context):
-            packed = pack(layouts, multiple=slices, context_size=context, context_rank=rank)
+            packed = pack(layouts, multiple=slices * multiple, context_size=context, context_rank=rank)
             places = packed.placeholders.get(modality, np.empty(0, dtype=np.int64))
             each = len(packed.tokens) // slices
             for number in range(slices):

@@ -120,6 +120,14 @@ def test_work_follows_the_layout(job: Callable[..., Job], overrides: tuple[str, 
     assert shared.forward.each == pytest.approx(share * alone.forward.each)
 
 
+@pytest.mark.parametrize(("multiple", "share"), [(1, 1), (4, 1), (12, 1), (8, 4 / 3), (24, 2), (1200, 100)])
+def test_padding_counts_like_other_rows(job: Callable[..., Job], multiple: int, share: float) -> None:
+    """In time and memory; two samples have six tokens each."""
+    alone, padded = (formula_costs(job(f"modules.language.round_rows={rows}")).stages[FIRST] for rows in (1, multiple))
+    assert padded.forward.each == pytest.approx(share * alone.forward.each)
+    assert padded.activations == pytest.approx(share * alone.activations, abs=1)
+
+
 def test_only_what_trains_has_weight_gradients(job: Callable[..., Job]) -> None:
     """A stage without anything trained has no weight gradient, and if nothing before it trains no backward at all."""
     frozen = job_costs(job('modules.language.frozen=["embedding", "layers"]')).stages

@@ -334,6 +334,11 @@ def test_a_frozen_part_decides_which_stages_train_and_which_edges_carry_gradient
             ["modules.vision.loss_rows=9"],
             "modules.vision.loss_rows: expected 0, since encoder 'eye' makes no loss of a few rows at a time, got 9. L",
         ),
+        (
+            ["modules.vision.round_rows=8"],
+            "modules.vision.round_rows: expected 1, as an encoder makes the rows of its items and no others, got 8. S",
+        ),
+        (["modules.language.round_rows=0"], "modules.language.round_rows: expected 1 or more, got 0"),
         (["modules.language.loss_rows=-1"], "modules.language.loss_rows: expected 0 or more, got -1"),
         (
             ["modules.vision.modality=a b"],

@@ -34,6 +34,9 @@ Connect: TypeAlias = Callable[[], Store]
 _USUAL = Rendezvous()
 _IN_HOST_ORDER = ("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
 """Kernels of all communicators of a GPU start in the order in which the host issues them, as plans are proved."""
+_GROWING = ("PYTORCH_ALLOC_CONF", "expandable_segments:True")
+"""Memory of a GPU is asked for in segments that can grow, as rows of ragged batches would leave gaps between others."""
+_ALLOCATORS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
 _CLAIM_SECONDS = 2.0
 """In which the process that saw a death reports it, before those that lost a connection look for the reason."""
 _ANSWER_SECONDS = 5.0
@@ -122,10 +125,12 @@ def _wait_in_turn() -> None:
 
 
 def prepare(process: ProcessInfo) -> None:
-    """Choose the device of this process and how NCCL uses it, or how it shares the machine's cores."""
+    """Choose the device of this process and how it is used, or how it shares the machine's cores."""
     if process.device.startswith("cuda"):
         os.environ.setdefault(*_IN_HOST_ORDER)
         os.environ.setdefault(*RECORDED)
+        if os.environ.keys().isdisjoint(_ALLOCATORS):
+            os.environ.setdefault(*_GROWING)
         torch.cuda.set_device(torch.device(process.device))
         return
     environ = with_slurm(os.environ)

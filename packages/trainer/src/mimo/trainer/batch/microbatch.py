@@ -186,7 +186,7 @@ class Microbatch:
             language = self._job.language
             self._packed[lane, context_rank] = pack(
                 self.lane_layouts(lane),
-                multiple=language.grid.tp if language.sequence_parallel else 1,
+                multiple=language.round_rows * language.slices,
                 context_size=language.grid.cp,
                 context_rank=context_rank,
                 next_tokens=self._job.next_tokens,
@@ -241,7 +241,7 @@ class Microbatch:
         place = module.grid.coordinates(rank)
         if module is self._job.language:
             tokens = len(self.packed(place.dp, place.cp).tokens)
-            rows = tokens // (module.grid.tp if module.sequence_parallel else 1)
+            rows = tokens // module.slices
         else:
             whole, index = self._pass(module)
             count = partial(self._job.message_rows, edge)
@@ -296,6 +296,7 @@ class Microbatch:
             self._token_cuts[lane] = TokenCut.of(
                 [len(layout.tokens) for layout in self.lane_layouts(lane)],
                 context=language.grid.cp,
-                slices=language.grid.tp if language.sequence_parallel else 1,
+                slices=language.slices,
+                multiple=language.round_rows,
             )
         return self._token_cuts[lane]

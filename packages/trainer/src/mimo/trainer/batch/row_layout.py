@@ -59,11 +59,11 @@ def is_sliced(module: JobModule) -> bool:
 
 
 def _parts(module: JobModule) -> int:
-    return module.grid.cp * (module.grid.tp if module.sequence_parallel else 1)
+    return module.grid.cp * module.slices
 
 
 def _part(module: JobModule, place: Coordinates) -> int:
-    return place.cp * module.grid.tp + place.tp if module.sequence_parallel else place.cp
+    return place.cp * module.slices + place.tp % module.slices
 
 
 def _each(module: JobModule, total: int) -> int:

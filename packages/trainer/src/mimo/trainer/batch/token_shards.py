@@ -28,13 +28,14 @@ class TokenCut:
     cells: NDArray[np.int64]
 
     @classmethod
-    def of(cls, lengths: Sequence[int], *, context: int, slices: int) -> TokenCut:
+    def of(cls, lengths: Sequence[int], *, context: int, slices: int, multiple: int = 1) -> TokenCut:
         """Cut samples as `mimo.data.pack` packs them: the same chunks, the same padding at a context rank's end.
 
         Args:
             lengths: tokens of each sample of the lane.
             context: number of context ranks.
             slices: into how many equal ones each context rank's tokens are cut, its padding included.
+            multiple: to one of it each slice is padded.
         """
         share, more = np.divmod(np.array(lengths, dtype=np.int64)[:, None], 2 * context)
         chunk = np.arange(2 * context)
@@ -48,7 +49,7 @@ class TokenCut:
         ends = np.cumsum(pairs.reshape(-1, context), axis=0).reshape(pairs.shape)
         early, late = np.moveaxis(ends - pairs, 1, 0)
         places = np.concatenate([early, late[:, ::-1]], axis=1).ravel()
-        each = np.maximum(-(-pairs.sum(axis=(0, 1)) // slices), 1)[holder]
+        each = np.maximum(-(-pairs.sum(axis=(0, 1)) // (slices * multiple)) * multiple, 1)[holder]
         # A chunk that reaches over several slices becomes as many pieces.
         sizes = sizes.ravel()
         first = places // each

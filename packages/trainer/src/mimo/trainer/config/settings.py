@@ -230,6 +230,11 @@ class ModuleSettings:
         default=0,
         validator=[at_least(0)],
     )
+    round_rows: int = setting(
+        "rows of which a microbatch of the language model has a multiple on each rank, padded at the end",
+        default=1,
+        validator=[at_least(1)],
+    )
     frozen: bool | tuple[str, ...] = setting(
         "what is not trained: true for all, or a list of parts and patterns of parameter names", default=()
     )

@@ -114,7 +114,7 @@ def element_bytes(job: Job, module: JobModule, stats: SampleStats) -> tuple[floa
     Of tensors that tensor ranks split, and of those that they split with sequence parallelism only.
     """
     lane = _share(job, module, stats) * NUMBER_BYTES[job.settings.run.precision] / module.grid.cp
-    return lane / module.grid.tp, lane / (module.grid.tp if module.sequence_parallel else 1)
+    return lane / module.grid.tp, lane / module.slices
 
 
 def _sent(job: Job, module: JobModule, trained: OpCost, total: OpCost) -> SentBytes:
@@ -227,8 +227,13 @@ def _from_shapes(job: Job, module: JobModule, stage: Stage, rows: int) -> Mappin
 
 
 def _share(job: Job, module: JobModule, stats: SampleStats) -> float:
-    """Return the fraction of the cost of all the samples that one lane has, on average, in a microbatch."""
-    return microbatch_samples(job, stats) / module.grid.dp / len(stats.lengths)
+    """Return the fraction of the cost of all the samples that one lane has, on average, in a microbatch.
+
+    The padding counts like other rows.
+    """
+    share = microbatch_samples(job, stats) / module.grid.dp / len(stats.lengths)
+    rows, multiple = sum(stats.lengths) * share / module.grid.cp, module.round_rows * module.slices
+    return share if multiple == 1 or not rows else share * math.ceil(rows / multiple) * multiple / rows
 
 
 def rows_ahead(job: Job, stage: StageId, stats: SampleStats) -> float:
@@ -258,7 +263,7 @@ def _message_bytes(job: Job, edge: Edge, stats: SampleStats) -> int:
 
 def _cuts(module: JobModule) -> int:
     """Return into how many slices the rows between the stages of a module are cut."""
-    return module.grid.cp * (module.grid.tp if module.sequence_parallel else 1)
+    return module.grid.cp * module.slices
 
 
 def _rows(job: Job, edge: Edge, source: JobModule, stats: SampleStats) -> int:

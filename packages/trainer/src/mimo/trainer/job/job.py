@@ -76,6 +76,7 @@ class JobModule:
         prefetch: whether its next step is encoded during this one.
         recompute: what its backward computes again.
         loss_rows: of how many rows the language model's loss holds logits at a time, 0 for all.
+        round_rows: of how many rows the language model's tensors have a multiple, padded at the end.
         frozen: what is not trained, True for the whole module.
         lora: which of its linears are adapted, by parameters of their own that are trained whatever is frozen.
         modality: what it reads; empty for the language model.
@@ -95,6 +96,7 @@ class JobModule:
     prefetch: bool
     recompute: Recompute
     loss_rows: int
+    round_rows: int
     frozen: Frozen
     lora: Lora | None
     modality: str
@@ -102,6 +104,11 @@ class JobModule:
     divided: bool = False
     trains: tuple[bool, ...] = ()
     shares: tuple[Mapping[str, PartShare], ...] = ()
+
+    @property
+    def slices(self) -> int:
+        """Into how many slices tensor ranks cut the rows of a context rank between layers."""
+        return self.grid.tp if self.sequence_parallel else 1
 
 
 @attrs.frozen(kw_only=True)

@@ -92,6 +92,8 @@ def layout_of(job: Job) -> str:
             found.update(f"{rank} {[(one.kind, one.module, one.stage, one.microbatches) for one in done]};".encode())
     for module in job.modules:
         found.update(f"{module.name} {module.grid} {module.sequence_parallel};".encode())
+        if module.round_rows != 1:
+            found.update(f"{module.round_rows};".encode())
     run = job.settings.run
     found.update(f"{job.world} {run.global_batch} {run.micro_batch} {run.precision}".encode())
     hand_on = job.settings.data.hand_on

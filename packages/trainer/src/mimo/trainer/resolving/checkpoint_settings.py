@@ -15,7 +15,7 @@ from mimo.trainer.resolving.resolve import Purpose
 
 _LAYOUT = (
     *("ranks", "pp", "dp", "cp", "tp", "ep", "etp", "sequence_parallel"),
-    *("chunks", "batch_factor", "prefetch", "recompute", "loss_rows"),
+    *("chunks", "batch_factor", "prefetch", "recompute", "loss_rows", "round_rows"),
 )
 
 

@@ -68,6 +68,13 @@ def resolve_module(name: str, settings: Settings, find: Find) -> JobModule:
             )
     else:
         spec = find(ENCODERS, table.plugin, f"{where}.plugin")
+        if table.round_rows != 1:
+            raise ConfigError(
+                f"{where}.round_rows",
+                expected="1, as an encoder makes the rows of its items and no others",
+                got=repr(table.round_rows),
+                fix=f"Set modules.{LANGUAGE}.round_rows to pad the rows of the language model.",
+            )
     module = JobModule(
         name=name,
         spec=spec,
@@ -79,6 +86,7 @@ def resolve_module(name: str, settings: Settings, find: Find) -> JobModule:
         prefetch=table.prefetch,
         recompute=table.recompute,
         loss_rows=table.loss_rows,
+        round_rows=table.round_rows,
         frozen=_frozen(table),
         lora=table.lora,
         modality="" if isinstance(spec, LanguageModelSpec) else table.modality or spec.modality,
