@@ -87,15 +87,19 @@ def test_what_a_gpu_is_asked_for_unless_the_user_says_otherwise(
 ) -> None:
     """It is set before a GPU is chosen, and so before NCCL and the allocator read it."""
     monkeypatch.setattr(os, "environ", {name: given} if given else {})
-    seen: list[str] = []
+    seen: list[Any] = []
     monkeypatch.setattr(torch.cuda, "set_device", lambda _device: seen.append(os.environ[name]))
+    monkeypatch.setattr(torch, "set_num_threads", seen.append)
     prepare(ProcessInfo(rank=0, world=2, local_rank=0, device="cuda:0"))
-    assert seen == [given or value]
+    assert seen == [given or value, max(1, len(os.sched_getaffinity(0)) // 2)], (
+        "and what it does on the host has its share"
+    )
 
 
 def test_settings_of_the_allocator_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     """By whichever of its names."""
     monkeypatch.setattr(os, "environ", {"PYTORCH_CUDA_ALLOC_CONF": "max_split_size_mb:64"})
     monkeypatch.setattr(torch.cuda, "set_device", lambda _device: None)
+    monkeypatch.setattr(torch, "set_num_threads", lambda _threads: None)
     prepare(ProcessInfo(rank=0, world=2, local_rank=0, device="cuda:0"))
     assert "PYTORCH_ALLOC_CONF" not in os.environ

@@ -102,7 +102,7 @@ def run_task(
 
 
 def threads_for(process: ProcessInfo, environ: Mapping[str, str]) -> int | None:
-    """Return how many threads a process on CPU should use, or None if the user has said so."""
+    """Return on how many threads a process should compute on the host, or None if the user has said so."""
     if "OMP_NUM_THREADS" in environ:
         return None
     cores = len(os.sched_getaffinity(0))
@@ -125,19 +125,18 @@ def _wait_in_turn() -> None:
 
 
 def prepare(process: ProcessInfo) -> None:
-    """Choose the device of this process and how it is used, or how it shares the machine's cores."""
+    """Choose the device of this process and how it is used, and its share of the machine's cores."""
+    environ = with_slurm(os.environ)
     if process.device.startswith("cuda"):
         os.environ.setdefault(*_IN_HOST_ORDER)
         os.environ.setdefault(*RECORDED)
         if os.environ.keys().isdisjoint(_ALLOCATORS):
             os.environ.setdefault(*_GROWING)
         torch.cuda.set_device(torch.device(process.device))
-        return
-    environ = with_slurm(os.environ)
-    if crowds(process, environ):
+    elif crowds(process, environ):
         _wait_in_turn()
     threads = threads_for(process, environ)
-    if threads is not None:
+    if threads is not None:  # beside a GPU, for what an optimizer does on the host
         torch.set_num_threads(threads)
 
 
