@@ -44,5 +44,5 @@ def log_mel(wave: Tensor, *, mels: int) -> Tensor:
     """
     window = torch.hann_window(_FFT, device=wave.device)
     spectrum = torch.stft(wave, _FFT, HOP, window=window, return_complex=True)[:, :-1]
-    levels = (mel_filters(mels).to(wave.device) @ spectrum.abs().square()).clamp(min=_FLOOR).log10()
+    levels = (mel_filters(mels).to(wave.device, non_blocking=True) @ spectrum.abs().square()).clamp(min=_FLOOR).log10()
     return (levels.maximum(levels.max() - _RANGE) + 4) / 4

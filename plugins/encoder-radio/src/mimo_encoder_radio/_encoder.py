@@ -90,7 +90,7 @@ class Radio(PackedEncoder):
         pixels = packed_patches(images[touched], patch=self.config.patch, like=weight, width=weight.shape[1])[mine]
         embedded = self.patch(pixels)
         embedded = embedded + self.positions(grids[touched], mine).to(embedded)
-        place = source.where(source < len(learned), source - mine.start).to(weight.device)
+        place = source.where(source < len(learned), source - mine.start).to(weight.device, non_blocking=True)
         return self.rows.pad(torch.cat((learned, embedded)).index_select(0, place), total=sum(lengths))
 
 

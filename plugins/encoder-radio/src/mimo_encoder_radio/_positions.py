@@ -65,7 +65,12 @@ class Positions(nn.Module):
         places = {grid: corners(grid, side=self.side) for grid in {*grids, (0, 0)}}
         index, share = (torch.cat(each)[rows] for each in zip(*map(places.__getitem__, (*grids, (0, 0))), strict=True))
         # One pass with one gradient of the table, however many images there are.
-        return functional.embedding_bag(index.to(table.device), table, per_sample_weights=share.to(table), mode="sum")
+        return functional.embedding_bag(
+            index.to(table.device, non_blocking=True),
+            table,
+            per_sample_weights=share.to(table, non_blocking=True),
+            mode="sum",
+        )
 
 
 def corners(grid: Grid, *, side: int) -> tuple[Tensor, Tensor]:

@@ -109,7 +109,7 @@ class CacheStep:
         for length in self.lengths:
             rows.append(torch.arange(start + max(0, length - self.capacity), start + length))
             start += length
-        return torch.cat(rows).to(self.device)
+        return torch.cat(rows).to(self.device, non_blocking=True)
 
     def places(self, heads: int) -> Tensor:
         """Return the places that the heads of saved rows take among [sequences, heads, capacity]: row by row."""
@@ -139,7 +139,7 @@ class CacheStep:
             if length:
                 order += [torch.arange(seen, seen + held), torch.arange(total + start, total + start + length)]
                 seen, start = seen + held, start + length
-        return torch.cat(order).to(self.device)
+        return torch.cat(order).to(self.device, non_blocking=True)
 
     def _index(self, spans: Sequence[tuple[int, int, int]], heads: int) -> Tensor:
         """Return the places of rows of sequences, from one to another, as each head's."""
@@ -152,7 +152,7 @@ class CacheStep:
                 for sequence, start, stop in spans
             )
             rows = torch.cat([torch.arange(0), *pieces])
-        return (rows.unsqueeze(1) + torch.arange(heads) * self.capacity).flatten().to(self.device)
+        return (rows.unsqueeze(1) + torch.arange(heads) * self.capacity).flatten().to(self.device, non_blocking=True)
 
     def segments(self, window: int = 0) -> Segments:
         """Return where the sequences lie, for layers whose rows see at most ``window`` rows; 0 for all.

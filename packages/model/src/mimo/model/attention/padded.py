@@ -68,7 +68,8 @@ class PaddedCalls:
         keys = queries
         if gathered is not None:
             keys = keys_of(gathered, cut.chunks, batches, calls, keys=cut.keys, lengths=cut.lengths)
-        return cls(calls, queries.to(device), keys.to(device), inverse.to(device))
+        queries, keys, inverse = (index.to(device, non_blocking=True) for index in (queries, keys, inverse))
+        return cls(calls, queries, keys, inverse)
 
     def attend(
         self,

@@ -46,7 +46,7 @@ class VarlenCall:
     def of(cls, cut: Cut, *, gathered: Tensor | None, device: torch.device) -> VarlenCall:
         """Return the call; for the arguments see `PaddedCalls.of`."""
         rows = [chunk.rows for chunk in cut.chunks]
-        index = None if gathered is None else chunk_keys(gathered, cut).to(device)
+        index = None if gathered is None else chunk_keys(gathered, cut).to(device, non_blocking=True)
         return cls(
             _ends(rows, device), _ends(cut.keys, device), (max(rows, default=0), max(cut.keys, default=0)), index
         )
@@ -73,4 +73,4 @@ def takes_varlen(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def _ends(sizes: Sequence[int], device: torch.device) -> Tensor:
-    return torch.tensor([0, *accumulate(sizes)], dtype=torch.int32).to(device)
+    return torch.tensor([0, *accumulate(sizes)], dtype=torch.int32).to(device, non_blocking=True)

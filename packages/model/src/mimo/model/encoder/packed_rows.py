@@ -104,7 +104,7 @@ class PackedRows:
         """
         count = len(index)
         mine = self.held(count)
-        index = index[mine.start : mine.stop].to(x.device)
+        index = index[mine.start : mine.stop].to(x.device, non_blocking=True)
         rows = self.gather(x, total=total) if self.slices > 1 else x
         taken = rows.index_select(0, index.flatten()).view(len(index), index.shape[1:].numel() * x.shape[1])
         return self.pad(taken, total=count)

@@ -78,8 +78,8 @@ class Sequences:
             rows=rows,
             counts=tuple(sum(one.rows for one in each) for each in held),
             chunks=SampleChunks.of(lengths if step is None else (), chunk=chunk, device=device),
-            order=None if place is None else place.argsort().to(device),
-            place=None if place is None else place.to(device),
+            order=None if place is None else place.argsort().to(device, non_blocking=True),
+            place=None if place is None else place.to(device, non_blocking=True),
             context=context,
             pieces=() if step is None else tuple(_pieces(step, chunk)),
         )

@@ -117,6 +117,7 @@ class LanguageBatch:
         weights: [T] fp32, how much each label counts in the loss, 0 where there is none; None: each counts 1.
         weight_sums: the sum of these over each sample, rows on other context ranks included; None as ``weights``.
         mtp_labels: labels of multi-token prediction, the next token but one first; none where it is not trained.
+        used: rows without the padding, if the host that packed them knows; else it waits until a device has counted.
         items: of each sample, the rows ``start`` .. ``stop`` in it that each of its items takes, ascending, those on
             other context ranks included; nothing where the language model's spec doesn't ask for them.
         aux_losses: collects the auxiliary losses and counts of a forward.
@@ -137,6 +138,7 @@ class LanguageBatch:
     weight_sums: tuple[float, ...] | None = None
     grid_positions: Tensor | None = None
     mtp_labels: tuple[MtpLabels, ...] = ()
+    used: int | None = None
     items: tuple[tuple[tuple[int, int], ...], ...] = ()
     aux_losses: AuxLosses = attrs.field(factory=AuxLosses)
     decode_cache: object = None
@@ -158,7 +160,7 @@ class LanguageBatch:
         """Return the batch of whole samples, as one context rank holds them; ``next_tokens`` of its `MtpLabels`."""
         samples = torch.full_like(tokens, len(lengths))
         indices = torch.arange(len(lengths), device=tokens.device)
-        owned = indices.repeat_interleave(torch.tensor(lengths, dtype=torch.long, device=tokens.device))
+        owned = indices.repeat_interleave(torch.tensor(lengths, dtype=torch.long).to(tokens.device, non_blocking=True))
         samples[: len(owned)] = owned
         targets = labels != NO_LABEL if weights is None else weights > 0
         counts = torch.bincount(samples[targets], minlength=len(lengths))
@@ -174,8 +176,14 @@ class LanguageBatch:
             weight_sums=_sums(weights, samples, len(lengths)),
             grid_positions=grid_positions,
             mtp_labels=MtpLabels.of(labels, samples, lengths=lengths, depth=next_tokens, weights=weights),
+            used=len(owned),
             items=tuple(tuple(spans) for spans in items),
         )
+
+    @property
+    def used_rows(self) -> int:
+        """Rows of T without the padding at their end."""
+        return int((self.samples < len(self.lengths)).sum()) if self.used is None else self.used
 
     @property
     def label_weights(self) -> tuple[float, ...]:

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from mimo.model.language.batch import LanguageBatch
 from mimo.model.layers import Choices
-from mimo.model.parallel import ExpertAxis, TensorAxis
+from mimo.model.parallel import ExpertAxis, TensorAxis, counts_of
 from mimo.model.spec import RouterLosses, load_name
 
 
@@ -41,8 +41,8 @@ class Routing:
         """Return the rows of ``batch`` that fall to this rank."""
         rows = batch.tokens.shape[0]
         span = axis.span(rows)
-        samples = batch.samples[span.start : span.stop]
-        return cls(axis=axis, rows=rows, here=len(span), samples=samples[samples < len(batch.lengths)])
+        samples = batch.samples[span.start : min(span.stop, batch.used_rows)]
+        return cls(axis=axis, rows=rows, here=len(span), samples=samples)
 
     def take(self, x: Tensor) -> Tensor:
         """Return the rows [n, H] that are routed here, of ``x`` as it lies between layers."""
@@ -71,9 +71,12 @@ def add_router_losses(
     for layer, load in zip(chosen, counts.sum(1), strict=True):
         batch.aux_losses.add_count(load_name(layer), load)
     like = next(iter(chosen.values())).scores
-    lengths = like.new_tensor(batch.lengths).clamp_min(1)  # [S]; one without rows has none to weigh
-    # Mean over the sample's rows times the weight of its labels, as a weight of each row.
-    weights = like.new_tensor(batch.label_weights) / lengths
+    lengths, weights = (
+        torch.tensor(numbers, dtype=like.dtype).to(like.device, non_blocking=True)
+        for numbers in (batch.lengths, batch.label_weights)
+    )
+    lengths = lengths.clamp_min(1)  # [S]; one without rows has none to weigh
+    weights = weights / lengths  # mean over the sample's rows times the weight of its labels, as a weight of each row
     if config.balance_loss:
         rows, per_row = experts.total(counts).to(like), next(iter(chosen.values())).experts.shape[1]
         frequencies = rows * (counts.shape[2] / per_row) / lengths.unsqueeze(1)
@@ -90,4 +93,4 @@ def _counts(routing: Routing, choices: Choices, batch: LanguageBatch) -> Tensor:
     """Return how many of the rows routed here chose each expert, by sample, [S, E]."""
     samples, experts = len(batch.lengths), choices.logits.shape[1]
     places = routing.samples.unsqueeze(1) * experts + choices.experts
-    return torch.bincount(places.flatten(), minlength=samples * experts).view(samples, experts)
+    return counts_of(places.flatten(), samples * experts).view(samples, experts)

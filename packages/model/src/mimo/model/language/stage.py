@@ -166,7 +166,8 @@ class LanguageStage(nn.Module):
         if following.weights is not None:
             found = found * following.weights[following.rows]
         shares = zip(batch.label_weights, following.label_weights, strict=True)
-        factors = found.new_tensor([weight / (own or 1) for weight, own in shares])  # [S]
+        factors = torch.tensor([weight / (own or 1) for weight, own in shares], dtype=found.dtype)  # [S]
+        factors = factors.to(found.device, non_blocking=True)
         loss = (found * factors[batch.samples[following.rows]]).sum()
         return loss if self.axis.rank == 0 else loss - loss.detach()
 

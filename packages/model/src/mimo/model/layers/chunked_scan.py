@@ -86,7 +86,7 @@ class SampleChunks:
             "leaves": owner == owner[:, -1:],
             "passes": enters[:, -1],
         }
-        placed = {name: tensor.to(device) for name, tensor in found.items()}
+        placed = {name: tensor.to(device, non_blocking=True) for name, tensor in found.items()}
         return cls(rows=rows, count=count, size=size, wanted=chunk, **placed)
 
 

@@ -49,6 +49,6 @@ class GroupedLinear(nn.Module):
         y = y if self.lora is None else y + self.lora(x, form=form)
         if self.bias is None:
             return y
-        each = torch.tensor(counts, device=y.device)
+        each = torch.tensor(counts).to(y.device, non_blocking=True)
         rows = self.bias.repeat_interleave(each, dim=0, output_size=len(y))
         return y + rows if self.adds_bias else y + 0 * rows  # its gradient then is zero, and not missing

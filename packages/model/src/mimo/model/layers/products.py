@@ -101,7 +101,7 @@ class Grouped:
         total += self.for_weight(gradient, x)
 
     def _ends(self, x: Tensor) -> Tensor:
-        return torch.tensor(self.counts, dtype=torch.int32).cumsum(0, dtype=torch.int32).to(x.device)
+        return torch.tensor(self.counts, dtype=torch.int32).cumsum(0, dtype=torch.int32).to(x.device, non_blocking=True)
 
 
 def _suits_kernel(x: Tensor, experts: int, outputs: int, inputs: int) -> bool:

@@ -96,4 +96,4 @@ class Router(nn.Module):
         """
         assert self.bias is not None
         load = load.double()
-        self.bias.add_((load.mean() - load).sign().to(self.bias), alpha=rate)
+        self.bias.add_((load.mean() - load).sign().to(self.bias, non_blocking=True), alpha=rate)

@@ -1,7 +1,7 @@
 """How tensors and work lie over ranks: the tensor, context and expert axes of a grid, and what moves over them."""
 
 from mimo.model.parallel.context import ContextAxis
-from mimo.model.parallel.dispatch import Dispatch
+from mimo.model.parallel.dispatch import Dispatch, counts_of
 from mimo.model.parallel.expert import ExpertAxis
 from mimo.model.parallel.sharding import Split
 from mimo.model.parallel.tensor import TensorAxis
@@ -12,4 +12,5 @@ __all__ = [
     "ExpertAxis",
     "Split",
     "TensorAxis",
+    "counts_of",
 ]

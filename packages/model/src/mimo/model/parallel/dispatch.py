@@ -16,6 +16,12 @@ from mimo.model.parallel.collectives import linear
 from mimo.model.parallel.expert import ExpertAxis
 
 
+def counts_of(numbers: Tensor, total: int) -> Tensor:
+    """Return how often each of ``total`` numbers is among some, [total], without a host that waits for a device."""
+    counts = torch.zeros(total, dtype=torch.long, device=numbers.device)
+    return counts.index_add_(0, numbers, torch.ones_like(numbers))
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class Dispatch:
     """The ways of one layer's rows; make it with `Dispatch.of`, on all ranks of the axis together.
@@ -53,20 +59,21 @@ class Dispatch:
         ranks = (chosen // held * axis.etp).unsqueeze(2) + shards  # [n, k, etp]
         keys = (ranks * held + (chosen % held).unsqueeze(2)).flatten()
         order = keys.argsort(stable=True)
-        mine = torch.bincount(keys, minlength=axis.size * held).view(axis.size, held)
+        mine = counts_of(keys, axis.size * held).view(axis.size, held)
         others = axis.swap_counts(mine)
         sizes = torch.cat((mine.sum(1), others.sum(1), others.sum(0))).tolist()
+        received = sizes[axis.size : 2 * axis.size]
         regroup = None
         if axis.size > 1 and held > 1:
             here = torch.arange(held, device=chosen.device).repeat(axis.size)
-            regroup = here.repeat_interleave(others.flatten()).argsort(stable=True)
+            regroup = here.repeat_interleave(others.flatten(), output_size=sum(received)).argsort(stable=True)
         return cls(
             axis=axis,
             chosen=(chosen.shape[0], chosen.shape[1]),
             order=order,
             place=_inverse(order),
             sent=tuple(sizes[: axis.size]),
-            received=tuple(sizes[axis.size : 2 * axis.size]),
+            received=tuple(received),
             regroup=regroup,
             arrived=None if regroup is None else _inverse(regroup),
             counts=tuple(sizes[2 * axis.size :]),

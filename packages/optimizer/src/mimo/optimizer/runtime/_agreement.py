@@ -25,7 +25,7 @@ class LocalStats:
     """The contribution of one rank to the step's sums; exactly one rank contributes each part of a quantity.
 
     Args:
-        loss: sum of token losses.
+        loss: sum of token losses; as a scalar tensor the host need not wait for it.
         label_weight: sum of the weights of label tokens; their number where each weighs 1.
         rows: rows that each module ran, by module name.
         seconds: time spent in each module, by module name.
@@ -37,7 +37,7 @@ class LocalStats:
         stops: 1 if this rank was asked to stop after the step.
     """
 
-    loss: float = 0.0
+    loss: float | Tensor = 0.0
     label_weight: float = 0.0
     rows: Mapping[str, int] = attrs.field(factory=dict)
     seconds: Mapping[str, float] = attrs.field(factory=dict)
@@ -95,7 +95,7 @@ class ReducedStats:
 def agree(
     stats: LocalStats,
     *,
-    squares: Mapping[NormBucket, float],
+    squares: Mapping[NormBucket, float | Tensor],
     buckets: Sequence[NormBucket] = (),
     modules: Sequence[str],
     counts: Sequence[str],
@@ -106,24 +106,30 @@ def agree(
 
     Args:
         stats: this rank's share.
-        squares: this rank's share of the squared gradient norms.
+        squares: this rank's share of the squared gradient norms, as numbers or scalar tensors.
         buckets: all of the run, in an order that is equal on all ranks.
         modules: names of all modules, likewise.
         counts: names of all further sums, likewise.
         extra_sums: names of all sums of several values, likewise, with their numbers of values.
         device: of the process group.
     """
-    mine = [stats.loss, stats.label_weight, stats.stops, *_digest_terms(stats.digest)]
+    mine: list[float | Tensor] = [stats.loss, stats.label_weight, stats.stops, *_digest_terms(stats.digest)]
     named = [(stats.rows, modules), (stats.seconds, modules), (stats.zeros, modules), (stats.counts, counts)]
     mine += [values.get(name, 0) for values, names in named for name in names]
     mine += [squares.get(bucket, 0.0) for bucket in buckets]
-    vector = torch.tensor(mine, dtype=torch.float64, device=device)
+    numbers = [0.0 if isinstance(value, Tensor) else value for value in mine]
+    vector = torch.tensor(numbers, dtype=torch.float64).to(device, non_blocking=True)
+    for place, value in enumerate(mine):
+        if isinstance(value, Tensor):
+            vector[place] = value
     sizes = dict(extra_sums or {})
     if sizes:
         nothing = {name: vector.new_zeros(size) for name, size in sizes.items()}
-        vector = torch.cat([vector, *(stats.extra_sums.get(name, nothing[name]).to(vector) for name in sizes)])
+        sums_of = (stats.extra_sums.get(name, nothing[name]).to(vector, non_blocking=True) for name in sizes)
+        vector = torch.cat([vector, *sums_of])
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(vector)
+    vector = vector.cpu()  # the one time that the host waits for all that the step has computed
     loss, label_weight, stops, *rest = vector[: len(mine)].tolist()
     sums = iter(rest)
     digests_equal = _digests_equal([next(sums) for _ in range(1 + 2 * WORDS)])

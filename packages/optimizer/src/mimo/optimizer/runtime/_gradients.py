@@ -38,17 +38,18 @@ class Gradients:
         """Return this rank's gradients by full name; zeros for a parameter without a gradient."""
         return {name: local_gradient(parameter) for name, parameter in self._parameters.items()}
 
-    def squares(self, gradients: Mapping[str, Tensor]) -> dict[NormBucket, float]:
+    def squares(self, gradients: Mapping[str, Tensor]) -> dict[NormBucket, Tensor]:
         """Return this rank's share of the squared norm of each bucket: each shard counts on one rank only.
 
-        A gradient that is not finite on any rank makes the sum so, whichever rank counts the parameter.
+        They are scalars in float64. A gradient that is not finite on any rank makes the sum so, whichever rank counts
+        the parameter.
         """
         if not gradients:
             return {}
         norms = torch._foreach_norm(list(gradients.values()))  # noqa: SLF001  # what torch.nn.utils calls too
         squares = torch.stack(norms).double().square_()
         # Gradients that other ranks count add 0, unless they are not finite: 0 times that is nan.
-        return dict(zip(self._members, (self._counted @ squares).tolist(), strict=True))
+        return dict(zip(self._members, (self._counted @ squares).unbind(), strict=True))
 
     def zeros(self, gradients: Mapping[str, Tensor]) -> dict[str, int]:
         """Return this rank's share of how many gradient elements of each module are exactly zero."""

@@ -74,7 +74,9 @@ def difference(job: Job, data: StepData, *, where: str, device: torch.device) ->
     layouts = data.layouts if dist.get_rank() in job.graph.ranks else []
     mine = torch.full((max(_counts(len(layouts), device)), _COLUMNS), -1, dtype=torch.long, device=device)
     if layouts:
-        mine[: len(layouts)] = torch.from_numpy(np.stack([_row(layout) for layout in layouts])).to(device)
+        mine[: len(layouts)] = torch.from_numpy(np.stack([_row(layout) for layout in layouts])).to(
+            device, non_blocking=True
+        )
     everybody = mine.new_empty(dist.get_world_size() * len(mine), _COLUMNS)
     all_gather_single(everybody, mine)
     found = everybody.view(-1, *mine.shape).cpu().numpy()
@@ -99,7 +101,7 @@ def difference(job: Job, data: StepData, *, where: str, device: torch.device) ->
 def _counts(mine: int, device: torch.device) -> list[int]:
     """Return the numbers of all ranks. Collective."""
     everybody = torch.empty(dist.get_world_size(), dtype=torch.long, device=device)
-    all_gather_single(everybody, torch.tensor([mine], device=device))
+    all_gather_single(everybody, torch.tensor([mine]).to(device, non_blocking=True))
     found: list[int] = everybody.tolist()
     return found
 

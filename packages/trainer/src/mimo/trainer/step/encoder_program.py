@@ -128,12 +128,14 @@ def without_broken(module: JobModule, items: Sequence[PlacedItem], rows: Tensor,
     broken = torch.tensor([item.is_broken for item in items]).repeat_interleave(
         torch.tensor([item.rows for item in items])
     )
-    return rows.masked_fill(broken[held.start : held.stop, None].to(rows.device), 0)
+    return rows.masked_fill(broken[held.start : held.stop, None].to(rows.device, non_blocking=True), 0)
 
 
 def on_device(item: Item, job: Job, device: torch.device) -> Item:
     """Return a prepared item where a rank computes; in reduced precision its floating numbers in that."""
     precision = job.settings.run.precision
     dtype = None if precision == "fp32" else compute_dtype(precision)
-    moved = {name: tensor.to(device) for name, tensor in item.items()}  # first, so that the device converts
+    moved = {
+        name: tensor.to(device, non_blocking=True) for name, tensor in item.items()
+    }  # first, so that the device converts
     return {name: tensor.to(dtype if tensor.is_floating_point() else None) for name, tensor in moved.items()}

@@ -124,7 +124,7 @@ def language_batch(packed: Packed, job: Job, device: torch.device, *, trains: bo
     """
 
     def tensor(values: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(values).to(device)
+        return torch.from_numpy(values).to(device, non_blocking=True)
 
     weights = packed.weights
     return LanguageBatch(
@@ -144,6 +144,7 @@ def language_batch(packed: Packed, job: Job, device: torch.device, *, trains: bo
         weight_sums=None if weights is None else weights.sums,
         grid_positions=None if packed.grid_positions is None else tensor(packed.grid_positions),
         mtp_labels=tuple(_mtp_labels(packed, k, tensor) for k in range(len(packed.next_labels)) if trains),
+        used=int((packed.samples < len(packed.lengths)).sum()),
         items=packed.items,
     )
 

@@ -97,7 +97,7 @@ class Program(abc.ABC):
     def share(self) -> LocalStats:
         """Return this rank's share of what the step adds up to."""
         return LocalStats(
-            loss=float(torch.stack(self._losses).sum()) if self._losses else 0.0,
+            loss=torch.stack(self._losses).sum().double() if self._losses else 0.0,
             label_weight=self._label_weight,
             rows={self.module.name: self._rows},
             counts={

@@ -1,0 +1,109 @@
+"""How often the host waits for a device in a step: once, and once for each layer and microbatch of experts."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from accelerator import Wait, accelerator
+from jobs import make_job
+from tables import Table, table, world_of
+from test_oracle import SOFTMAX, on
+from test_oracle_audio import CONFIGS as WHISPER
+from test_oracle_mamba import CONFIG as HYBRID
+from test_oracle_radio import CONFIGS as RADIO
+from test_oracle_vision import FAMILIES as VISION
+from torch import Tensor
+
+from mimo.testing import Pool
+from mimo.trainer import Trainer
+
+HERE = on(0, 0)
+MICROBATCHES = 2
+AGREED = "mimo/optimizer/runtime/_agreement.py"
+"""Reads what all ranks have summed: the loss, norms, and whether they are finite."""
+DISPATCHED = "mimo/model/parallel/dispatch.py"
+"""Reads how many rows go to which expert."""
+CASES: Mapping[str, Mapping[str, Any]] = {
+    "decoder": {"modules": {"vision": HERE, "language": HERE}},
+    "stages on two ranks": {"modules": {"vision": on(0, 0), "language": on(0, 1, pp=2)}},
+    "an encoder on other ranks": {"modules": {"vision": on(0, 0), "language": on(1, 1)}},
+    "experts": {"modules": {"vision": HERE, "language": HERE}, "language": SOFTMAX, "seed": 11},
+    "hybrid": {"modules": {"vision": HERE, "language": {**HERE, "plugin": "hybrid", "config": HYBRID}}},
+    **{f"vision {name}": {"modules": {"vision": {**HERE, **keys}, "language": HERE}} for name, keys in VISION.items()},
+    **{
+        f"audio {name}": {"modules": {"audio": {**HERE, "plugin": "whisper", "config": config}, "language": HERE}}
+        for name, config in WHISPER.items()
+    },
+    **{
+        f"radio {name}": {"modules": {"radio": {**HERE, "plugin": "radio", "config": config}, "language": HERE}}
+        for name, config in RADIO.items()
+    },
+}
+LAYERS_OF_EXPERTS = {"experts": 2, "hybrid": 1}
+
+
+def waits_of_a_step(rank: int, settings: Table) -> Counter[Wait]:
+    """Return what had the host wait in a step like all later ones."""
+    with accelerator() as (device, waits):
+        trainer = Trainer(make_job(settings), rank=rank, device=device)
+        trainer.train(1)
+        waits.clear()
+        trainer.train(2)
+        return waits
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_waits_once_and_once_for_the_rows_of_experts(case: str, pool: Pool) -> None:
+    """On each rank; no operation's shape follows from numbers, and none has tensors of host and device."""
+    settings = table(**{**CASES[case], "microbatches": MICROBATCHES})
+    settings["data"]["workers"] = 0  # threads would send items beside the step
+    for waits in pool.run(world_of(settings), waits_of_a_step, settings):
+        places = Counter[str]()
+        for wait, count in waits.items():
+            places[wait.place.partition(":")[0]] += count
+        expected = {AGREED: 1, DISPATCHED: LAYERS_OF_EXPERTS.get(case, 0) * MICROBATCHES}
+        assert places == {place: count for place, count in expected.items() if count}, waits
+        assert {wait.kind for wait in waits} <= {"number", "copy to the host"}
+
+
+PLANTED: Mapping[str, Callable[[Tensor], object]] = {
+    "number": lambda x: x.sum().item(),
+    "number in a condition": lambda x: bool(x.sum() > 0),
+    "shape": lambda x: x.nonzero(),
+    "mask": lambda x: x[x > 0],
+    "copy to the device": lambda x: torch.tensor([1.0, 2.0], device=x.device),
+    "copy to the host": lambda x: x.cpu(),
+    "tensors of both in aten.add.Tensor": lambda x: x + torch.ones(3),
+}
+
+
+def waits_planted(_rank: int) -> dict[str, list[Wait]]:
+    """Return what is found of each planted wait, and of what has none."""
+    found = {}
+    with accelerator(own=__file__) as (device, waits):
+        x = torch.ones(3, device=device, requires_grad=True)
+        for name, wait in PLANTED.items():
+            waits.clear()
+            wait(x.detach())
+            found[name] = list(waits.elements())
+        waits.clear()
+        y = torch.arange(3).to(device, non_blocking=True)
+        (x[y] * 2.0).cumsum(0).sum().backward()
+        assert x.grad is not None
+        x.grad.view(-1)[1] = 5.0
+        found[""] = list(waits.elements())
+        assert x.grad.tolist() == [6.0, 5.0, 2.0]
+    return found
+
+
+def test_planted_waits_are_found_by_their_lines(pool: Pool) -> None:
+    """Each of its kind and where it stands; what waits for nothing is not among them."""
+    (found,) = pool.run(1, waits_planted)
+    for name, wait in PLANTED.items():
+        line = wait.__code__.co_firstlineno
+        assert found[name] == [Wait(name.removesuffix(" in a condition"), f"test_host_waits.py:{line}")], name
+    assert found[""] == []
