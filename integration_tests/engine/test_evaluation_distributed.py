@@ -59,6 +59,14 @@ def test_a_checkpoint_is_evaluated_on_fewer_lanes_than_it_was_trained_on(tmp_pat
     assert one == pytest.approx(four[:1], rel=1e-6)
 
 
+def test_compiled_layers_evaluate_to_the_same(tmp_path: Path, pool: Pool) -> None:
+    """Without gradients they have graphs of their own."""
+    settings = settings_of({"vision": on(0, 0), "language": on(0, 0)}, tmp_path)
+    compiled = {**settings, "run": {**settings["run"], "compile": True, "compile_backend": "aot_eager"}}
+    eager, found = (pool.run(1, evaluation_loss, each) for each in (settings, compiled))
+    assert found == pytest.approx(eager, rel=1e-6)
+
+
 def test_lanes_that_copies_do_not_divide_are_refused(tmp_path: Path) -> None:
     """Before anything is launched, by the setting's path."""
     text = (

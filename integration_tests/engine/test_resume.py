@@ -158,6 +158,13 @@ def test_six_steps_equal_three_saved_and_three_more(pair: Pair, tmp_path: Path, 
     check_going_on(pool, first, second, exactly=(pair.before, pair.saves) == (pair.after, pair.steps))
 
 
+def test_a_run_resumes_with_compiled_layers(tmp_path: Path, pool: Pool) -> None:
+    """Whether layers are compiled is no part of what a checkpoint holds."""
+    first, second = Pair("alone", "alone").settings(tmp_path)
+    second["run"] |= {"compile": True, "compile_backend": "aot_eager"}
+    check_going_on(pool, first, second, exactly=False)
+
+
 def changes(pair: Pair) -> Iterator[str]:
     """Yield what changes between the two, for each module each axis that grows or shrinks."""
     before, after = LAYOUTS[pair.before], LAYOUTS[pair.after]

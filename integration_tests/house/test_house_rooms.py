@@ -59,7 +59,7 @@ ROOMS: Mapping[str, Mapping[str, Row]] = {
         "language": Row("parallel spec layers attention"),
         "decoder": Row("parallel spec layers attention language", modules="flops"),
         "hybrid": Row("parallel spec layers attention language decoder", modules="mamba sequences"),
-        "build": Row("parallel spec layers language", modules="build create_on hf lora part trainable"),
+        "build": Row("parallel spec layers attention language", modules="build create_on hf lora part trainable"),
         "testing": Row("parallel spec language build"),
     },
     "mimo.schedule": {

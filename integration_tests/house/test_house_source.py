@@ -25,7 +25,7 @@ def executable_data(tree: ast.Module, file: Path) -> Iterator[tuple[int, str]]:
                     f"{module}.".startswith(f"{name}.") for name in READING_CODE
                 ):
                     yield node.lineno, module
-        elif isinstance(node, ast.Name) and node.id in RUNNING_TEXT:
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in RUNNING_TEXT:
             yield node.lineno, node.id
         elif isinstance(node, ast.Attribute) and ast.unparse(node) in READING_CODE:
             yield node.lineno, ast.unparse(node)
@@ -52,13 +52,14 @@ def test_house_nothing_on_disk_is_executable(room: Room) -> None:
         "from torch.serialization import load",
         "import torch\ntorch.load('x')",
         "eval('1')",
+        "run = compile",
         "import numpy\nnumpy.load('x', allow_pickle=True)",
     ],
 )
 def test_house_guard_against_executable_data_can_fail(source: str) -> None:
-    """The guard sees each way in which data could become code, and lets a module's own `eval` pass."""
+    """The guard sees each way in which data could become code, and lets what is named like it pass."""
     assert list(executable_data(ast.parse(source), Path("x.py")))
-    assert not list(executable_data(ast.parse("model.eval()\nre.compile('x')"), Path("x.py")))
+    assert not list(executable_data(ast.parse("model.eval()\nre.compile('x')\ncompile: bool = True"), Path("x.py")))
 
 
 @pytest.mark.parametrize("room", rooms(), ids=lambda room: room.name)

@@ -1,4 +1,8 @@
-"""The oracle where backward computes part of the forward again, collectives included, and where it is split as well."""
+"""The oracle where backward computes part of the forward again, collectives included, and where it is split as well.
+
+And where layers are compiled, with ``aot_eager``, which takes the graphs and makes no kernels: what the graphs say is
+looked at, not a compiler.
+"""
 
 from __future__ import annotations
 
@@ -28,6 +32,22 @@ EXPERTS: dict[str, Modules] = {
     "ep2 over lanes": {"vision": on(0, 0), "language": on(1, 2, ep=2)},
     "ep2 over tensor ranks with sp": {"vision": on(0, 1), "language": on(1, 4, tp=2, ep=2, **SP)},
     "ep2 etp2, pp2": {"vision": on(0, 0), "language": on(0, 7, pp=2, ep=2, etp=2)},
+}
+LORA: Mapping[str, Any] = {"lora": {"rank": 2, "targets": ["*"]}}
+COMPILED: dict[str, Modules] = {
+    "vision tp2 sp full, lanes full": {
+        "vision": on(0, 1, tp=2, recompute="full", **SP),
+        "language": on(1, 2, recompute="full"),
+    },
+    "vision cp2 parts frozen, language pp2 selective": {
+        "vision": on(0, 1, cp=2, frozen=["encoder"]),
+        "language": on(0, 1, pp=2, recompute="selective"),
+    },
+    "language cp2 lora": {"vision": on(0, 0, **LORA), "language": on(0, 1, cp=2, **LORA)},
+    "language cp2 tp2 sp pp2, vision cp2": {
+        "vision": on(0, 1, cp=2, recompute="selective"),
+        "language": on(0, 7, cp=2, tp=2, pp=2, recompute="selective", **SP),
+    },
 }
 
 
@@ -95,3 +115,30 @@ def test_parts_that_are_frozen_recompute_what_gradient_passes_through(
     """A frozen language model passes gradient on, a frozen part of an encoder keeps nothing or passes it on."""
     modules = {"vision": on(0, 1, cp=2, frozen=frozen), "language": on(1, 2, tp=2, frozen=["layers", "head"])}
     assert oracle.check(settings_of(modules, recompute)) == ""
+
+
+def compiled(settings: Table) -> Table:
+    """Return settings in which layers are compiled."""
+    return {**settings, "run": {**settings["run"], "compile": True, "compile_backend": "aot_eager"}}
+
+
+@pytest.mark.parametrize("layout", COMPILED)
+def test_compiled_layers_compute_the_same(layout: str, oracle: Oracle) -> None:
+    """Loss, gradients and weights equal one process that compiles nothing."""
+    assert oracle.check(compiled(table(COMPILED[layout], microbatches=2))) == ""
+
+
+@pytest.mark.parametrize("shard", ["optimizer", "full"])
+def test_compiled_layers_compute_with_parameters_that_are_gathered(shard: str, oracle: Oracle) -> None:
+    """Those of sharded weights come and go between forward and backward."""
+    settings = table({"vision": on(0, 1), "language": on(0, 1)}, microbatches=2)
+    sharded: Mapping[str, Any] = {**settings["optimizer"], "plugin": "distributed", "shard": shard}
+    assert oracle.check(compiled({**settings, "optimizer": sharded})) == ""
+
+
+@pytest.mark.parametrize("layout", EXPERTS)
+def test_compiled_layers_of_experts_compute_the_same(layout: str, oracle: Oracle) -> None:
+    """Graphs end before the experts and begin behind, on all ranks at the same place."""
+    language, seed = CLEAR_SEEDS["sigmoid"]
+    settings = table(EXPERTS[layout], microbatches=2, language=language, seed=seed)
+    assert oracle.check(compiled(settings)) == ""

@@ -172,6 +172,8 @@ def alone(settings: Table) -> Table:
     else:
         found["run"]["micro_batch"] = SAMPLES
     found.pop("schedule", None)
+    for key in ("compile", "compile_backend"):
+        found["run"].pop(key, None)
     for keys in found["modules"].values():
         for axis in AXES_KEYS:
             keys.pop(axis, None)

@@ -63,6 +63,16 @@ def test_check_shows_grids_memory_and_plan(file: str, capsys: pytest.CaptureFixt
     assert "ranks 0-3: F0 B0 R" in out
 
 
+def test_check_says_what_is_compiled(file: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """How many layers with what, and what inside of them isn't; nothing if none is."""
+    experts = ["modules.language.config.experts=2", "modules.language.config.layers=3"]
+    assert run(["check", file, "run.compile=true", *experts]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert "compiled language: 3 Layer by inductor; Moe in them stays eager, as which rows go where is known" in out
+    assert run(["check", file]) == 0
+    assert "compiled" not in capsys.readouterr().out
+
+
 def test_check_shows_the_expert_view_of_modules_with_experts(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     """Of the others it is left out."""
     assert run(["check", file, "modules.language.config.experts=4", "modules.language.ep=2"]) == 0

@@ -86,6 +86,7 @@ HF_IMAGES = EncoderSpec(
     parts=PARTS,
     tensor=TensorSupport(divisible=_divisible, plan=_split),
     recompute={"full": layers},
+    compiles=False,
     flops=_flops,
     hf_any=IMAGES,
 )

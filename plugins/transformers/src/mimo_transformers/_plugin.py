@@ -105,6 +105,7 @@ HF_DECODER = LanguageModelSpec(
     flops=_flops,
     hf_any=CAUSAL,
     recompute={"full": stage_recompute()["full"]},
+    compiles=False,
     chunks_loss=True,
 )
 

@@ -2,6 +2,7 @@
 
 from mimo.model.attention import Segments, attend
 from mimo.model.build.build import build_part
+from mimo.model.build.compiled import Compilation, check_backend, compilation_of
 from mimo.model.build.create_on import create_on
 from mimo.model.build.hf import left_over, read_hf, write_hf
 from mimo.model.build.lora import attach_lora, linears
@@ -70,6 +71,7 @@ __all__ = [
     "Attention",
     "AuxLosses",
     "Choices",
+    "Compilation",
     "ContextAxis",
     "DecodeCache",
     "DeepRows",
@@ -119,6 +121,8 @@ __all__ = [
     "attend",
     "build_part",
     "build_stage",
+    "check_backend",
+    "compilation_of",
     "convolve",
     "convolve_continued",
     "covering",

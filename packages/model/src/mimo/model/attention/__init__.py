@@ -1,12 +1,13 @@
 """Attention over packed segments."""
 
-from mimo.model.attention.attention import attend
 from mimo.model.attention.cache_step import CacheStep, SequenceRun, grown, moves
 from mimo.model.attention.chunks import Spans, cut_segments
+from mimo.model.attention.operator import CarriedSegments, attend
 from mimo.model.attention.segments import Segments
 
 __all__ = [
     "CacheStep",
+    "CarriedSegments",
     "Segments",
     "SequenceRun",
     "Spans",

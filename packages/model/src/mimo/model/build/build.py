@@ -10,6 +10,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from mimo.hooks import PluginError
 from mimo.model.build.checks import check_module, check_parameters
+from mimo.model.build.compiled import compile_layers
 from mimo.model.build.create_on import create_on
 from mimo.model.build.frozen import Frozen
 from mimo.model.build.initial import draws_itself, initialise, seeded
@@ -48,6 +49,7 @@ def build_part(
     recompute: Recompute = "none",
     splits_backward: bool = False,
     loss_rows: int = 0,
+    compile_backend: str = "",
 ) -> Part:
     """Build one stage of a module as this rank holds it. Nothing is sent: ranks may build at different times.
 
@@ -73,6 +75,7 @@ def build_part(
         splits_backward: within `Part.defer_weight_grads`, layers that can defer their weight gradients do so; elsewhere
             it costs nothing.
         loss_rows: of how many rows the loss of a language model holds logits at a time, 0 for all.
+        compile_backend: with what ``torch.compile`` compiles its layers, those of `compilation_of`; empty: not at all.
 
     Raises:
         ConfigError: the module cannot have this grid.
@@ -130,6 +133,8 @@ def build_part(
     names = {f"{grid.name}.{path}": path for path, _ in module.named_parameters()}
     if loss_rows and stage.is_last:
         setattr(module, "loss_rows", loss_rows)  # noqa: B010 - what the spec promises, and no type says
+    if compile_backend and not splits_backward:
+        compile_layers(spec, module, backend=compile_backend, name=grid.name)
     if recompute != "none":
         repeat(spec.recompute[recompute](module), name=grid.name)
     return Part(

@@ -5,7 +5,9 @@ Shapes: T rows, I inputs, O outputs, r the rank; of experts all have E before th
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, cast
 
 import attrs
 from torch import Tensor, nn
@@ -85,11 +87,15 @@ def read_merged(module: nn.Module) -> None:
     """
     for path, _ in list(low_ranks(module)):
         part = module.get_submodule(path)
-        original = type(part)
-        members: dict[str, object] = {"weight": property(_merged)}
-        if original.forward is nn.Linear.forward:
-            members["forward"] = _forward
-        part.__class__ = type(original.__name__, (original,), members)
+        part.__class__ = _merged_class(cast("Any", type(part)))
+
+
+@functools.cache
+def _merged_class(original: type[Any]) -> type[nn.Module]:
+    members: dict[str, object] = {"weight": property(_merged)}
+    if original.forward is nn.Linear.forward:
+        members["forward"] = _forward
+    return type(original.__name__, (original,), members)
 
 
 def _merged(self: nn.Module) -> Tensor:

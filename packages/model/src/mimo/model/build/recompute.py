@@ -8,9 +8,9 @@ rank as long as no rank saves fewer tensors because it has fewer rows.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from types import MethodType
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -29,6 +29,18 @@ def recompute(methods: Iterable[Callable[..., Any]], *, name: str) -> None:
     Raises:
         PluginError: one is not a method of a submodule.
     """
+    for part, method in check_methods(methods, name=name):
+        part.__class__ = _again_class(cast("Any", type(part)), method.__name__, method)
+
+
+def check_methods(
+    methods: Iterable[Callable[..., Any]], *, name: str
+) -> Iterator[tuple[nn.Module, Callable[..., Any]]]:
+    """Yield of each bound method its submodule and its function.
+
+    Raises:
+        PluginError: see `recompute`.
+    """
     for method in methods:
         if not (isinstance(method, MethodType) and isinstance(method.__self__, nn.Module)):
             raise PluginError(
@@ -37,10 +49,13 @@ def recompute(methods: Iterable[Callable[..., Any]], *, name: str) -> None:
                 got=f"one of type {type(method).__name__}",
                 fix="Return layer.forward, say, of each layer.",
             )
-        part = method.__self__
-        original = type(part)
-        # A class of its own, as in `read_locally`: an attribute would be a circle of references.
-        part.__class__ = type(original.__name__, (original,), {method.__name__: _again(method.__func__)})
+        yield method.__self__, method.__func__
+
+
+@functools.cache
+def _again_class(original: type[Any], name: str, method: Callable[..., Any]) -> type[nn.Module]:
+    """Return a class with another method: an attribute of a module would be a circle of references."""
+    return type(original.__name__, (original,), {name: _again(method)})
 
 
 def _again(method: Callable[..., Any]) -> Callable[..., Any]:

@@ -117,6 +117,8 @@ class Mamba(nn.Module):
         groups: those here that they belong to.
     """
 
+    stays_eager = "how the scan is cut depends on the lengths of samples"
+
     def __init__(self, config: HybridConfig) -> None:
         super().__init__()
         width, shared = config.mamba_width, config.mamba_groups * config.mamba_state

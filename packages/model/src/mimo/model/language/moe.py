@@ -51,6 +51,8 @@ class Experts(nn.Module):
 class Moe(nn.Module):
     """A router, its experts, and with ``shared_intermediate`` an expert of that width that every row goes through."""
 
+    stays_eager = "which rows go where is known once the router has chosen"
+
     def __init__(self, config: MoeConfig) -> None:
         super().__init__()
         self.router = Router(

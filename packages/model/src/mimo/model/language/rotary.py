@@ -97,6 +97,9 @@ def _turned(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 
 def turn(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
     """Return ``x`` [T, N, D] with columns i and i + D / 2 turned by the angles of cosines, sines [T, 1, D / 2]."""
+    if torch.compiler.is_compiling():  # a compiler finds the passes over memory itself, and writes into no views
+        one, other = x.to(torch.promote_types(x.dtype, torch.float32)).chunk(2, -1)
+        return torch.cat((one * cosines - other * sines, other * cosines + one * sines), -1).to(x.dtype)
     if not torch.is_grad_enabled():
         return _turned(x, cosines, sines)
     return cast("Tensor", _Turn.apply(x, cosines, sines))  # type: ignore[no-untyped-call]  # torch leaves it untyped

@@ -8,11 +8,13 @@ Shapes: T rows, t tensor ranks.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, cast
 
 import attrs
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import _resolve_process_group
 from torch.distributed.device_mesh import DeviceMesh
 
 from mimo.model.parallel.collectives import by_messages, exchange, linear
@@ -47,6 +49,12 @@ class TensorAxis:
     rank: int = 0
     size: int = 1
     sequence_parallel: bool = False
+
+    @property
+    def name(self) -> str:
+        """Name of the group, by which graphs know it."""
+        assert self.group is not None
+        return str(self.group.group_name)
 
     @classmethod
     def single(cls) -> TensorAxis:
@@ -123,6 +131,8 @@ class TensorAxis:
 
     def total(self, x: Tensor) -> Tensor:
         """Return the sum of all ranks' ``x``, bitwise the same on each; no gradient of its own."""
+        if torch.compiler.is_compiling():
+            return cast("Tensor", _total(x, self.name))
         return self._reduce(x, dist.ReduceOp.SUM, torch.add)
 
     def largest(self, x: Tensor) -> Tensor:
@@ -137,6 +147,8 @@ class TensorAxis:
         """Return all ranks' equally many rows one after the other, [T/t, …] -> [T, …]; no gradient of its own."""
         if self.size == 1:
             return x
+        if torch.compiler.is_compiling():
+            return cast("Tensor", _gather(x, self.name))
         x = x.contiguous()
         gathered = x.new_empty(self.size, *x.shape)
         if gathered.numel() == 0:
@@ -152,6 +164,8 @@ class TensorAxis:
         """Return this rank's rows of the sum of all ranks' ``x``, [T, …] -> [T/t, …]; no gradient of its own."""
         if self.size == 1:
             return x
+        if torch.compiler.is_compiling():
+            return cast("Tensor", _scatter(x, self.name))
         assert x.shape[0] % self.size == 0, f"{x.shape[0]} rows over {self.size} ranks"
         parts = x.contiguous().unflatten(0, (self.size, -1)) if len(x) else x.new_empty(self.size, *x.shape)
         if parts.numel() == 0:
@@ -188,3 +202,41 @@ class TensorAxis:
     def _exchange(self, *, sent: Callable[[int], Tensor], received: Callable[[int], Tensor]) -> None:
         assert self.group is not None
         exchange(self.group, sent=sent, received=received)
+
+
+def _axis(name: str) -> TensorAxis:
+    group = _resolve_process_group(cast("Any", name))  # of a type of its own from 2.12 on
+    return TensorAxis(group=group, rank=group.rank(), size=group.size())
+
+
+# Nodes of a compiled layer's graph, which knows ranks by the name of their group.
+
+
+@torch.library.custom_op("mimo::total", mutates_args=())
+def _total(x: Tensor, name: str) -> Tensor:
+    return _axis(name).total(x)
+
+
+@_total.register_fake
+def _total_fake(x: Tensor, _name: str) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+@torch.library.custom_op("mimo::gather", mutates_args=())
+def _gather(x: Tensor, name: str) -> Tensor:
+    return _axis(name).gather(x)
+
+
+@_gather.register_fake
+def _gather_fake(x: Tensor, name: str) -> Tensor:
+    return x.new_empty(x.shape[0] * _axis(name).size, *x.shape[1:])
+
+
+@torch.library.custom_op("mimo::scatter", mutates_args=())
+def _scatter(x: Tensor, name: str) -> Tensor:
+    return _axis(name).scatter(x)
+
+
+@_scatter.register_fake
+def _scatter_fake(x: Tensor, name: str) -> Tensor:
+    return x.new_empty(x.shape[0] // _axis(name).size, *x.shape[1:])

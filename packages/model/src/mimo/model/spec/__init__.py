@@ -75,6 +75,7 @@ from mimo.model.spec.specs import (
     LanguageModelSpec,
     Methods,
     Side,
+    StaysEager,
     TensorSupport,
     hf_families,
 )
@@ -124,6 +125,7 @@ __all__ = [
     "Side",
     "Stage",
     "StageConfig",
+    "StaysEager",
     "TensorSupport",
     "attention_cost",
     "best_tiling",

@@ -7,7 +7,7 @@ and pipeline ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import attrs
 
@@ -25,6 +25,17 @@ Side: TypeAlias = Literal["tower", "projector"]
 """What lies before an encoder's seam, and what behind it."""
 Methods: TypeAlias = "Callable[[nn.Module], Iterable[Callable[..., Any]]]"
 """Of a module, some bound methods of its submodules."""
+
+
+@runtime_checkable
+class StaysEager(Protocol):
+    """A submodule of a layer whose forward no compiler sees: the layer's graph ends before it, another begins behind.
+
+    Attributes:
+        stays_eager: why, to stand behind "as": ``its shapes depend on what it reads``.
+    """
+
+    stays_eager: str
 
 
 @attrs.frozen(kw_only=True)
@@ -152,6 +163,8 @@ class EncoderSpec:
         recompute: support for recomputation, by what a user may ask for, ``full`` and ``selective``: of the module of a
             stage, the bound methods of submodules that backward computes again, ``layer.forward`` of every layer for
             ``full``. Without it only ``none`` is accepted.
+        compiles: whether ``run.compile`` may compile what ``recompute["full"]`` names, the layers of a stage; without
+            ``full`` nothing is. A submodule of a layer that `StaysEager` describes is left out.
         flops: of a config, the width of the rows that it delivers, a stage, what is recomputed and the sizes of items,
             what a forward of that stage takes, by part, in the order in which data passes them; without it costs are
             guessed from the parameters.
@@ -179,6 +192,7 @@ class EncoderSpec:
     seam: EncoderSeam | None = None
     context: ContextSupport | None = None
     recompute: Mapping[str, Methods] = attrs.field(factory=dict)
+    compiles: bool = True
     flops: Callable[[Any, int, Stage, Recompute, Sequence[tuple[int, ...]]], Mapping[str, OpCost]] | None = None
     hf: Sequence[HfFamily] = ()
     hf_any: HfFamilies | None = None
@@ -225,6 +239,7 @@ class LanguageModelSpec:
             such layer, and a stage hands on those that later layers add (`mimo.model.runtime.DeepRows`).
         reads_items: of a config, whether it reads `LanguageBatch.items`.
         recompute: support for recomputation, see `EncoderSpec`.
+        compiles: whether its layers may be compiled, likewise.
         chunks_loss: whether its last stage has a ``loss_rows``, of how many rows the loss holds logits at a time, as a
             `mimo.model.runtime.LanguageStage` does.
         flops: of a config, a stage, what is recomputed, the lengths of samples and how many of their rows have labels,
@@ -252,6 +267,7 @@ class LanguageModelSpec:
     deepstack: Callable[[Any], int] = lambda _config: 0
     reads_items: Callable[[Any], bool] = lambda _config: False
     recompute: Mapping[str, Methods] = attrs.field(factory=dict)
+    compiles: bool = True
     chunks_loss: bool = False
     flops: Callable[[Any, Stage, Recompute, Sequence[int], int], Mapping[str, OpCost]] | None = None
     hf: Sequence[HfFamily] = ()

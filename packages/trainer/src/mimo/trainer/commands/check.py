@@ -40,6 +40,7 @@ def check(file: Path, /, *overrides: str, elsewhere: Annotated[bool, Parameter(n
     from mimo.trainer.cost.module_stats import module_stats
     from mimo.trainer.cost.parameter_names import check_patterns_of, followers
     from mimo.trainer.cost.sample_stats import SampleStats
+    from mimo.trainer.job.compilation import compilations
     from mimo.trainer.resume.attempt import last_attempt
     from mimo.trainer.resume.data_order import order_changes
     from mimo.trainer.resume.resume_point import find_source
@@ -56,6 +57,7 @@ def check(file: Path, /, *overrides: str, elsewhere: Annotated[bool, Parameter(n
         stats=list(module_stats(job, SampleStats.of(job))),
         machine=ranks_of_machine(environ, job.world),
         changes=() if source is None else order_changes(job, source),
+        compiled=compilations(job).items(),
         balance=None if job.train is None else partial(step_balance, job, 1),
     )
     if elsewhere:

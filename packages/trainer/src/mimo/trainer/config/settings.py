@@ -73,6 +73,16 @@ def _beside_batch_tokens(instance: RunSettings, attribute: attrs.Attribute[int],
         )
 
 
+def _beside_compile(instance: RunSettings, attribute: attrs.Attribute[str], value: str) -> None:
+    if value != attribute.default and not instance.compile:
+        raise ConfigError(
+            attribute.name,
+            expected=f"{attribute.default!r} where compile is false",
+            got=repr(value),
+            fix="Set run.compile to true, or leave it out.",
+        )
+
+
 @attrs.frozen(kw_only=True)
 class RunSettings:
     """What is run, how long, on what, and where its files go."""
@@ -108,6 +118,14 @@ class RunSettings:
     tf32: bool = setting("on GPUs, products in fp32 may read TF32, 10 bits of each fraction", default=False)
     deterministic: bool = setting(
         "the same settings give the same weights to the bit; an operation that cannot ends the run", default=False
+    )
+    compile: bool = setting(
+        "torch.compile compiles the layers of modules, one by one, for training and evaluation", default=False
+    )
+    compile_backend: Literal["inductor", "aot_eager"] = setting(
+        "with what: inductor makes kernels, aot_eager none, to find where an error comes from",
+        default="inductor",
+        validator=[_beside_compile],
     )
     loss_scale: float = setting(
         "what fp16 multiplies the loss by at first; 0: 65536", default=0.0, validator=[at_least(0)]

@@ -21,6 +21,7 @@ from mimo.schedule.runtime import Boundary, Progress, open_channels
 from mimo.topology import ROW_AXES, Edge, Grid, StageId
 from mimo.topology.meshes import Meshes
 from mimo.trainer.cost.parameter_names import check_patterns_of
+from mimo.trainer.job.compilation import compilations, compile_backend
 from mimo.trainer.job.job import Job
 from mimo.trainer.job.precision import compute_dtype, make_scaling
 from mimo.trainer.step.encoder_program import EncoderProgram
@@ -59,6 +60,7 @@ class RankParts:
     ) -> None:
         if job.train is not None:
             check_patterns_of(job)
+        compilations(job)
         self.job = job
         self.rank = rank
         self._device = device
@@ -110,6 +112,7 @@ class RankParts:
             recompute=module.recompute,
             splits_backward=splits_backward,
             loss_rows=module.loss_rows,
+            compile_backend=compile_backend(self.job.settings.run),
         )
 
     def _expert_axis(self, grid: Grid) -> ExpertAxis:

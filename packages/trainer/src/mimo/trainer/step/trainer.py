@@ -15,6 +15,7 @@ from mimo.hooks import ConfigError, EvaluationInfo, StateTree, StepInfo
 from mimo.launch import Heartbeat
 from mimo.launch.runtime import join_alone
 from mimo.model import LanguageModelSpec
+from mimo.model.runtime import check_backend
 from mimo.optimizer.runtime import LocalStats, ReducedStats, StepDecision, StepResult, agree
 from mimo.schedule import Plan
 from mimo.schedule.runtime import Record
@@ -28,6 +29,7 @@ from mimo.trainer.batch.step_loader import StepLoader
 from mimo.trainer.batch.step_samples import StepSamples
 from mimo.trainer.cost.sample_costs import sample_costs
 from mimo.trainer.items.staging import Staging
+from mimo.trainer.job.compilation import compile_backend
 from mimo.trainer.job.job import Job
 from mimo.trainer.job.precision import set_numerics
 from mimo.trainer.memory.labels import held_tensors
@@ -103,6 +105,7 @@ class Trainer:
         rank, device = _own_rank(job, device) if rank is None else rank, torch.device(device)
         self.job, self.rank, self.device, self.objects = job, rank, device, objects
         set_numerics(job.settings.run)
+        check_backend(compile_backend(job.settings.run), device)
         self._progress = progress or Heartbeat()
         self.heartbeat = self._progress.resume
         self._costs = sample_costs(job)

@@ -21,6 +21,7 @@ from mimo.trainer.job.job import Job, JobModule
 from mimo.trainer.resume.directory import holds_run
 
 if TYPE_CHECKING:
+    from mimo.model.runtime import Compilation
     from mimo.trainer.batch.balance import StepBalance
     from mimo.trainer.config.settings import Balance
     from mimo.trainer.cost.memory import RankMemory
@@ -55,6 +56,7 @@ def show_job(
     stats: Sequence[ModuleStats] = (),
     machine: int = 0,
     changes: Iterable[str] = (),
+    compiled: Iterable[tuple[str, Compilation]] = (),
     balance: Callable[[], Mapping[Balance, StepBalance]] | None = None,
 ) -> None:
     """Print what a job will be: a summary, each rank's place and memory, the plan, and what its first step sends.
@@ -68,6 +70,7 @@ def show_job(
         stats: parameters and operations of each part of the model.
         machine: ranks of a machine; 0 for all.
         changes: in what the order of samples differs from what the checkpoint has that it resumes.
+        compiled: what of each module is compiled, if anything is to be.
         balance: returns how evenly lanes share the first step; called last, likewise.
     """
     run = job.settings.run
@@ -84,6 +87,7 @@ def show_job(
         *(("index", line) for split in (job.train, job.evaluation) if split is not None for line in show_index(split)),
         ("tokenizer", f"{job.settings.tokenizer.plugin}, {job.tokenizer.vocabulary} ids"),
         ("schedule", job.plan.schedule),
+        *(("compiled", _compilation(name, one, run.compile_backend)) for name, one in compiled),
     ]
     summary = Table(box=None, show_header=False, pad_edge=False)
     for row in rows:
@@ -117,6 +121,15 @@ def show_job(
         console.print()
         console.print("time of the slowest lanes in the first step, over that of lanes that all have the same to do")
         console.print(_balance(job, balance()))
+
+
+def _compilation(name: str, compilation: Compilation, backend: str) -> str:
+    """Return what of a module is compiled, and what stays eager and why."""
+    if not compilation.layers:
+        return f"{name}: nothing, as {compilation.eager['']}"
+    layers = " and ".join(f"{count} {kind}" for kind, count in compilation.layers.items())
+    eager = "".join(f"; {part} in them stays eager, as {why}" for part, why in compilation.eager.items())
+    return f"{name}: {layers} by {backend}{eager}"
 
 
 def _balance(job: Job, balance: Mapping[Balance, StepBalance]) -> Table:

@@ -1,0 +1,147 @@
+"""Compilation of a module's layers by ``torch.compile``, one by one (as in TorchTitan, arXiv:2410.06511).
+
+Layers of one class share their graph, in which the number of rows is a symbol. What takes other steps for other
+batches is one node of it: attention, the collectives of tensor ranks; or is left out: see `StaysEager`.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any, cast
+
+import attrs
+import torch
+from torch import Tensor, nn
+from torch.utils._triton import has_triton
+
+from mimo.hooks import ConfigError
+from mimo.model.attention import CarriedSegments, Segments
+from mimo.model.build.recompute import check_methods
+from mimo.model.language import LayerCache
+from mimo.model.spec import EncoderSpec, LanguageModelSpec, StaysEager
+
+_MAX_GRAPHS = 64
+"""Of one method, before PyTorch gives up: of stages other parts are trained, and evaluation has graphs of its own."""
+
+
+@attrs.frozen(kw_only=True)
+class Compilation:
+    """What of a module is compiled.
+
+    Args:
+        layers: how many of its layers are, by the name of their class; none of a module that stays eager.
+        eager: what stays eager inside of these or, by the empty name, all of it, and why.
+    """
+
+    layers: Mapping[str, int]
+    eager: Mapping[str, str]
+
+
+def compilation_of(spec: EncoderSpec | LanguageModelSpec, module: nn.Module, *, splits_backward: bool) -> Compilation:
+    """Return what of a module would be compiled.
+
+    Args:
+        spec: its plugin, whose ``recompute["full"]`` says which its layers are.
+        module: all of it, or a stage.
+        splits_backward: whether weight gradients are deferred.
+    """
+    if not spec.compiles:
+        return Compilation(layers={}, eager={"": f"the plugin {spec.name!r} says that its layers can't be compiled"})
+    if "full" not in spec.recompute:
+        return Compilation(layers={}, eager={"": f"the plugin {spec.name!r} names no layers, by recompute['full']"})
+    if splits_backward:
+        return Compilation(layers={}, eager={"": "its backwards are split, and a graph has one backward"})
+    layers = [part for part, _ in check_methods(spec.recompute["full"](module), name=spec.name)]
+    parts = [part for layer in layers for part in layer.modules()]
+    return Compilation(
+        layers=dict(Counter(type(layer).__name__ for layer in layers)),
+        eager={type(part).__name__: why for part in parts if (why := _stays_eager(part))},
+    )
+
+
+def _stays_eager(part: nn.Module) -> str:
+    return part.stays_eager if isinstance(part, StaysEager) else ""
+
+
+def compile_layers(spec: EncoderSpec | LanguageModelSpec, module: nn.Module, *, backend: str, name: str) -> None:
+    """Have the layers of a stage be compiled when they first run.
+
+    Args:
+        spec: the module's plugin.
+        module: the stage.
+        backend: of ``torch.compile``.
+        name: of the module in the model.
+
+    Raises:
+        PluginError: what ``spec`` calls a layer is none.
+    """
+    if not compilation_of(spec, module, splits_backward=False).layers:
+        return
+    config = torch._dynamo.config  # noqa: SLF001 - public, but for its name
+    config.recompile_limit = max(config.recompile_limit, _MAX_GRAPHS)
+    for layer, method in check_methods(spec.recompute["full"](module), name=name):
+        for part in layer.modules():
+            reason = _stays_eager(part)
+            if reason:
+                part.__class__ = _eager_class(cast("Any", type(part)), reason)
+        layer.__class__ = _compiled_class(cast("Any", type(layer)), method.__name__, method, backend)
+
+
+@functools.cache
+def _eager_class(original: type[Any], why: str) -> type[nn.Module]:
+    forward = torch.compiler.disable(original.forward, reason=f"{original.__name__} stays eager, as {why}")
+    return type(original.__name__, (original,), {"forward": forward})
+
+
+@functools.cache
+def _compiled_class(original: type[Any], name: str, method: Callable[..., Any], backend: str) -> type[nn.Module]:
+    return type(original.__name__, (original,), {name: _compiled(method, backend)})
+
+
+def _compiled(method: Callable[..., Any], backend: str) -> Callable[..., Any]:
+    compiled = torch.compile(method, backend=backend, dynamic=True)
+
+    @functools.wraps(method)
+    def run(part: nn.Module, *given: Any, **named: Any) -> Any:
+        values = (*given, *named.values())
+        # No rows would need a graph of their own; a cache is changed by what reads it, and grows.
+        if any(isinstance(one, LayerCache) or (isinstance(one, Tensor) and not one.numel()) for one in values):
+            return method(part, *given, **named)
+        return compiled(part, *map(_carried, given), **{name: _carried(one) for name, one in named.items()})
+
+    return run
+
+
+def _carried(one: Any) -> Any:
+    return CarriedSegments.of(one) if isinstance(one, Segments) else one
+
+
+def check_backend(backend: str, device: torch.device) -> None:
+    """Refuse a backend that finds nothing here to compile with.
+
+    Raises:
+        ConfigError: naming ``run.compile``.
+    """
+    if backend != "inductor":
+        return
+    needed, found = ("the package triton", has_triton) if device.type == "cuda" else ("a C++ compiler", _has_compiler)
+    if not found():
+        raise ConfigError(
+            "run.compile",
+            expected=f"{needed}, with which 'inductor' compiles for {device.type}",
+            got="none on this machine",
+            fix="Install it, or set run.compile to false.",
+        )
+
+
+def _has_compiler() -> bool:
+    from torch._inductor.cpp_builder import get_cpp_compiler  # takes a second
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        return False
+    return True

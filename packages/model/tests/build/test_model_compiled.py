@@ -1,0 +1,276 @@
+"""Compiled layers: how many graphs they take, where these end, what they save, and that they compute the same."""
+
+from __future__ import annotations
+
+import random
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from torch import Tensor
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+from mimo.hooks import ConfigError
+from mimo.model import DECODER, HYBRID, DecoderConfig, HybridConfig, LanguageModelSpec, Lora, Stage
+from mimo.model.runtime import (
+    NO_LABEL,
+    Compilation,
+    LanguageBatch,
+    Mamba,
+    Moe,
+    Part,
+    TensorAxis,
+    build_part,
+    check_backend,
+    compilation_of,
+    gradient_of,
+    local,
+)
+from mimo.testing import fork_ranks
+from mimo.topology import Grid
+
+BREAKS = {"Moe": Moe.stays_eager, "Mamba": Mamba.stays_eager}
+"""What layers leave out of their graphs, and why: nothing else ends one."""
+BATCHES = 20
+DENSE = DecoderConfig(
+    vocabulary=11, hidden=16, layers=2, heads=4, kv_heads=2, intermediate=40, tied=True, attention_bias=True,
+    mlp_bias=True, query_key_norm=True,
+)  # fmt: skip
+MIXED = DecoderConfig(
+    vocabulary=11, hidden=16, layers=3, heads=4, intermediate=24, experts=4, dense_layers=1, balance_loss=0.1,
+)  # fmt: skip
+HYBRID_MIXED = HybridConfig(
+    vocabulary=11, hidden=16, pattern="ME*-", heads=4, intermediate=24, experts=4, mamba_heads=4, mamba_head_dim=4,
+    mamba_state=4,
+)  # fmt: skip
+
+
+def _build(config: Any, *, spec: LanguageModelSpec = DECODER, tensor: int = 1, **more: Any) -> Part:
+    mesh = init_device_mesh("cpu", (tensor,), mesh_dim_names=("tp",))
+    return build_part(
+        spec,
+        config,
+        grid=Grid(name="language", ranks=tuple(range(tensor)), tp=tensor),
+        seed=1,
+        axis=TensorAxis.of(mesh, sequence_parallel=tensor > 1),
+        mesh=mesh,
+        expert_mesh=DeviceMesh("cpu", [[0]], mesh_dim_names=("ep", "etp")) if tensor == 1 else None,
+        device=torch.device("cpu"),
+        **more,
+    )
+
+
+def _batches(count: int, *, multiple: int = 1) -> list[LanguageBatch]:
+    """Return ragged batches, each with its number of samples, rows and padding."""
+    rng, found = random.Random(3), []
+    for _ in range(count):
+        lengths = [rng.randint(0, 9) for _ in range(rng.randint(1, 5))]
+        rows = -(-(sum(lengths) + rng.randint(1, 3)) // multiple) * multiple
+        tokens = (torch.arange(rows) * 5) % 11
+        labels = tokens.roll(-1).masked_fill(torch.arange(rows) >= sum(lengths), NO_LABEL)
+        found.append(LanguageBatch.of(tokens, labels, torch.arange(rows), lengths=tuple(lengths)))
+    return found
+
+
+def _gradients(part: Part, batches: Sequence[LanguageBatch]) -> dict[str, Tensor]:
+    losses = [
+        part.language.losses(part.language(batch, {}, None), batch.labels).sum() + sum(batch.aux_losses.losses.values())
+        for batch in batches
+    ]
+    torch.stack(losses).sum().backward()
+    return {name: local(found) for name, one in part.parameters.items() if (found := gradient_of(one)) is not None}
+
+
+CASES: dict[str, tuple[LanguageModelSpec, Any, dict[str, Any]]] = {
+    "dense": (DECODER, DENSE, {}),
+    "selective, lora": (
+        DECODER,
+        DENSE,
+        {"recompute": "selective", "lora": Lora(rank=2, targets=("*",)), "frozen": frozenset({"layers"})},
+    ),
+    "full": (DECODER, DENSE, {"recompute": "full"}),
+    "experts": (DECODER, MIXED, {"recompute": "full"}),
+    "hybrid": (HYBRID, HYBRID_MIXED, {}),
+}  # fmt: skip
+
+
+EXPECTED = {
+    "dense": (1, set()),
+    "selective, lora": (1, set()),
+    "full": (1, set()),
+    "experts": (3, {"Moe"}),  # dense ones, and of the others what comes before and behind
+    "hybrid": (6, {"Moe", "Mamba"}),
+}
+"""How many graphs `BATCHES` ragged batches take, and what ends them."""
+
+
+@attrs.frozen
+class Compared:
+    """What a compiled model does beside the same that runs eagerly.
+
+    Args:
+        graphs: how many were made.
+        breaks: what ends them.
+        deviation: by how much gradients differ, of their own norm at most.
+        repeated: whether a second run gives the same bits.
+        saved: bytes saved for a backward, by the compiled and by the eager one.
+    """
+
+    graphs: int
+    breaks: set[str]
+    deviation: float
+    repeated: bool
+    saved: tuple[int, int]
+
+
+def _compare(name: str) -> Compared:
+    from torch._dynamo.utils import counters
+
+    torch._dynamo.reset()
+    counters.clear()
+    spec, config, more = CASES[name]
+    eager, part = (_build(config, spec=spec, **more, compile_backend=backend) for backend in ("", "aot_eager"))
+    wanted, found = (_gradients(one, _batches(BATCHES)) for one in (eager, part))
+    found = {path: gradient.clone() for path, gradient in found.items()}
+    for parameter in part.module.parameters():
+        parameter.grad = None
+    again = _gradients(part, _batches(BATCHES))
+    assert found.keys() == wanted.keys() == again.keys()
+    return Compared(
+        graphs=counters["stats"]["unique_graphs"],
+        breaks={next(place for place, why in BREAKS.items() if why in text) for text in counters["graph_break"]},
+        deviation=max(float((found[path] - one).norm() / one.norm().clamp_min(1e-3)) for path, one in wanted.items()),
+        repeated=all(torch.equal(found[path], again[path]) for path in found),
+        saved=(_saved(part), _saved(eager)),
+    )
+
+
+class _Saved:
+    """A tensor that is saved for a backward, as long as it is."""
+
+    def __init__(self, x: Tensor) -> None:
+        self.x = x.detach()  # else an output would hold its own graph
+
+
+def _saved(part: Part) -> int:
+    """Return the bytes that a forward keeps for its backward, beside weights."""
+    saved: weakref.WeakSet[_Saved] = weakref.WeakSet()
+
+    def pack(x: Tensor) -> _Saved:
+        saved.add(found := _Saved(x))
+        return found
+
+    (batch,) = _batches(1)
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda found: found.x):
+        hidden = part.language(batch, {}, None)
+    assert hidden.requires_grad
+    storages = {one.x.untyped_storage().data_ptr(): one.x.untyped_storage().nbytes() for one in saved}
+    weights = {local(one).untyped_storage().data_ptr() for one in part.parameters.values()}
+    return sum(size for place, size in storages.items() if place not in weights)
+
+
+def _compare_all(_rank: int) -> dict[str, Compared]:
+    return {name: _compare(name) for name in CASES}
+
+
+@pytest.fixture(scope="module")
+def compared() -> dict[str, Compared]:
+    """All cases, in one process."""
+    found: dict[str, Compared]
+    (found,) = fork_ranks(1, _compare_all)
+    print({name: (one.graphs, one.breaks) for name, one in found.items()})
+    return found
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ragged_batches_share_graphs_that_end_at_listed_places_alone(name: str, compared: dict[str, Compared]) -> None:
+    """Twenty batches of other rows and samples take one graph of dense layers; others end at what stays eager."""
+    assert (compared[name].graphs, compared[name].breaks) == EXPECTED[name]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_compiled_layers_compute_the_same(name: str, compared: dict[str, Compared]) -> None:
+    """Gradients agree to rounding with what layers compute eagerly, and are the same bits each time."""
+    assert compared[name].deviation <= 1e-5
+    assert compared[name].repeated
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if name != "hybrid"])
+def test_compiled_layers_save_no_more(name: str, compared: dict[str, Compared]) -> None:
+    """Whatever recomputation leaves to be saved, a graph doesn't add to it.
+
+    A layer of attention alone does: its graph saves queries, keys and values in the order of rows too.
+    """
+    by_compiled, by_eager = compared[name].saved
+    assert by_compiled <= by_eager
+
+
+def _train_split(_rank: int) -> tuple[int, dict[str, int]]:
+    """Return the graphs of layers over two tensor ranks with sequence parallelism, once they agree with eager ones."""
+    from torch._dynamo.utils import counters
+
+    eager, part = (_build(DENSE, tensor=2, compile_backend=backend) for backend in ("", "aot_eager"))
+    wanted, found = (_gradients(one, _batches(4, multiple=2)) for one in (eager, part))
+    for path, gradient in wanted.items():
+        torch.testing.assert_close(found[path], gradient, rtol=1e-4, atol=1e-4)
+    return counters["stats"]["unique_graphs"], dict(counters["graph_break"])
+
+
+def test_collectives_of_tensor_ranks_are_nodes_of_the_graph() -> None:
+    """With sequence parallelism too nothing ends it; rows that are a view of others, as the first, take one more."""
+    assert fork_ranks(2, _train_split) == [(2, {})] * 2
+
+
+def _read_by_cache(_rank: int) -> None:
+    from torch._dynamo.utils import counters
+
+    by_backend: list[list[Tensor]] = []
+    for backend in ("", "aot_eager"):
+        one = _build(DENSE, compile_backend=backend)
+        module: Any = one.module
+        cache = module.new_decode_cache()
+        found: list[Tensor] = []
+        by_backend.append(found)
+        for rows in (5, 1, 2):
+            tokens = torch.arange(rows)
+            batch = LanguageBatch.of(tokens, tokens, tokens, lengths=(rows,))
+            with torch.no_grad():
+                found.append(one.language(attrs.evolve(batch, decode_cache=cache), {}, None))
+        empty = LanguageBatch.of(tokens[:0], tokens[:0], tokens[:0], lengths=(0,))
+        found.append(one.language(empty, {}, None))
+    assert all(torch.equal(x, y) for x, y in zip(*by_backend, strict=True))
+    assert not counters["stats"]
+
+
+def test_what_a_cache_grows_by_and_no_rows_are_computed_eagerly() -> None:
+    """So that a token more, or a lane without a sample, takes no graph of its own."""
+    fork_ranks(1, _read_by_cache)
+
+
+def test_a_backend_without_what_it_compiles_with_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything runs, and not by a compiler's own error in the first step."""
+    monkeypatch.setenv("CXX", "none-such")
+    monkeypatch.setattr("torch._inductor.config.cpp.cxx", (None, "none-such"))
+    with pytest.raises(ConfigError) as refused:
+        check_backend("inductor", torch.device("cpu"))
+    assert str(refused.value) == (
+        "run.compile: expected a C++ compiler, with which 'inductor' compiles for cpu, got none on this machine. "
+        "Install it, or set run.compile to false."
+    )
+    check_backend("aot_eager", torch.device("cpu"))
+    check_backend("", torch.device("cpu"))
+
+
+def test_what_of_a_module_is_compiled_is_said() -> None:
+    """Its layers, of each what stays eager and why; or why none is."""
+    whole = HYBRID.build(HYBRID_MIXED, Stage())
+    assert compilation_of(HYBRID, whole, splits_backward=False) == Compilation(layers={"HybridLayer": 4}, eager=BREAKS)
+    for spec, split, why in (
+        (attrs.evolve(HYBRID, compiles=False), False, "the plugin 'hybrid' says that its layers can't be compiled"),
+        (attrs.evolve(HYBRID, recompute={}), False, "the plugin 'hybrid' names no layers, by recompute['full']"),
+        (HYBRID, True, "its backwards are split, and a graph has one backward"),
+    ):
+        assert compilation_of(spec, whole, splits_backward=split) == Compilation(layers={}, eager={"": why})
