@@ -50,6 +50,16 @@ class Llama:
         model = self._published()
         return self._ours(_part(model, mesh, spec), samples), _theirs(model, samples)
 
+    def compiled(self, mesh: DeviceMesh) -> tuple[Callable[[], Tensor], Callable[[], Tensor]]:
+        """Return ours twice: with layers compiled by ``inductor``, and eager; see `steps`."""
+        torch.manual_seed(0)
+        samples = [torch.randint(0, VOCABULARY, (length,)) for length in self.lengths]
+        model = self._published()
+        compiled, eager = (
+            self._ours(_part(model, mesh, DECODER, compile_backend=backend), samples) for backend in ("inductor", "")
+        )
+        return compiled, eager
+
     def _published(self) -> Any:
         model = LlamaForCausalLM(
             LlamaConfig(
@@ -83,7 +93,7 @@ class Llama:
         return step
 
 
-def _part(model: Any, mesh: DeviceMesh, spec: LanguageModelSpec) -> Part:
+def _part(model: Any, mesh: DeviceMesh, spec: LanguageModelSpec, *, compile_backend: str = "") -> Part:
     """Return a language model of ours with a model's settings and weights, as it is built to be trained."""
     every = [*spec.hf, *([spec.hf_any.of("llama")] if spec.hf_any else ())]
     family = next(family for family in every if family is not None and family.model_type == "llama")
@@ -103,6 +113,7 @@ def _part(model: Any, mesh: DeviceMesh, spec: LanguageModelSpec) -> Part:
         axis=TensorAxis.of(mesh, sequence_parallel=False),
         mesh=mesh,
         device=torch.device("cpu"),
+        compile_backend=compile_backend,
     )
     with torch.no_grad():
         for name, value in plain.state_dict().items():

@@ -2,7 +2,8 @@
 
 *Decoder*: forward and backward beside `transformers`' model of the same configuration, with the same weights and
 samples: of one length, and of the lengths of real texts, which there are padded. *hf-decoder*: likewise, the library's
-own layers on packed rows beside the library alone. *Vision*: images at their own sizes packed, beside padded to the
+own layers on packed rows beside the library alone. *Compiled*: our decoder with compiled layers beside itself.
+*Vision*: images at their own sizes packed, beside padded to the
 largest. *Mamba-2*: forward and backward of the scan by chunks beside the recurrence row by row, on two packed samples.
 
 Both of a pair take turns in one run, and each turn gives a ratio. Forms that must agree are compared before they are
@@ -89,6 +90,10 @@ def pairs(mesh: DeviceMesh) -> Iterator[Pair]:
         ours, theirs = llama.steps(mesh, HF_DECODER)
         check(ours, theirs)
         yield Pair(what=f"hf-decoder / transformers, {what}", ours=ours, other=theirs, aim=("<=", aim))
+    for what, llama in ((SMALL, LLAMAS[SMALL]), (name, TEXTS)):
+        compiled, eager = llama.compiled(mesh)
+        check(compiled, eager)
+        yield Pair(what=f"decoder compiled / eager, {what}", ours=compiled, other=eager)
     packed, largest, padded = _native.steps()
     check(packed, padded)
     yield Pair(what="vision packed / all as the largest", ours=packed, other=largest, aim=("<=", 1.0))

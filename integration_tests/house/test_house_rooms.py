@@ -48,10 +48,11 @@ ROOMS: Mapping[str, Mapping[str, Row]] = {
         "start": Row("process faults"),
     },
     "mimo.model": {
+        "graphs": Row(),
         "parallel": Row(),
         "spec": Row("parallel"),
-        "layers": Row("parallel"),
-        "attention": Row("parallel"),
+        "layers": Row("graphs parallel"),
+        "attention": Row("graphs parallel"),
         "encoder": Row(
             "parallel spec layers attention",
             modules="layers packed_rows patches pictures projectors",

@@ -71,6 +71,8 @@ def draw(rng: random.Random, *, world: int = 8) -> Table:
     settings["modules"]["language"]["round_rows"] = rng.choice((1, 1, 1, 5, 64))
     if settings["optimizer"].get("plugin", "adamw") != HYBRID_STEPS["plugin"]:
         settings["optimizer"]["moments"] = rng.choice(("fp32", "fp32", "fp32", "bf16"))
+    if rng.random() < 0.1:  # it takes each rank seconds
+        settings["run"] |= {"compile": True, "compile_backend": "aot_eager"}
     return settings
 
 

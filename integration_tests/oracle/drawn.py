@@ -52,7 +52,8 @@ def describe(settings: Table) -> str:
     language = settings["modules"]["language"]["config"]
     further = ("tied", "kv_heads", "experts", "pattern", "next_tokens", "next_tokens_pattern")
     parts.append(", ".join(f"{key} {language[key]}" for key in further if language.get(key)))
-    sizes = [f"{key} {settings['run'][key]}" for key in ("micro_batch", "batch_tokens") if key in settings["run"]]
+    shown_of_run = ("micro_batch", "batch_tokens", "compile")
+    sizes = [f"{key} {settings['run'][key]}" for key in shown_of_run if key in settings["run"]]
     parts.append(f"{' '.join(settings['schedule'].values())}, {', '.join(sizes)}")
     data = settings["data"]
     parts.append(

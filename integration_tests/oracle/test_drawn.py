@@ -28,6 +28,7 @@ WANTED = {
     *(f"balance {how}" for how in ("cost", "count")),
     *(f"longer ones: {how}" for how in ("cut", "drop")),
     "steps by tokens",
+    "compiled",
     *(f"spread {shard}" for shard in ("optimizer", "gradients", "full")),
     *(f"stepped by {plugin}" for plugin in ("adamw", "distributed", "cpu-offload")),
     *(str(rates) for rates in CLIPS),
@@ -83,6 +84,7 @@ def features(settings: Table) -> set[str]:
         "a rank without a module": len(ranks) <= max(ranks),
         "several microbatches": settings["run"].get("micro_batch", SAMPLES) * lanes_of(language) < SAMPLES,
         "steps by tokens": "batch_tokens" in settings["run"],
+        "compiled": settings["run"].get("compile", False),
         "texts are cut": settings["data"]["max_tokens"] < SAMPLES + 1,
         "pictures of their own sizes": "native" in str(modules),
     }

@@ -142,3 +142,11 @@ def test_compiled_layers_of_experts_compute_the_same(layout: str, oracle: Oracle
     language, seed = CLEAR_SEEDS["sigmoid"]
     settings = table(EXPERTS[layout], microbatches=2, language=language, seed=seed)
     assert oracle.check(compiled(settings)) == ""
+
+
+@pytest.mark.parametrize("how", ["language pp2 zb-h1", "language cp2 tp2 sp pp2 zb-v"])
+def test_backwards_of_compiled_layers_may_be_split(how: str, oracle: Oracle) -> None:
+    """Weight gradients that come later are those of products inside of graphs."""
+    layout, schedule = how.rsplit(maxsplit=1)
+    settings = settings_of(LAYOUTS[layout], "selective", schedule=schedule, language={"mlp_bias": True})
+    assert oracle.check(compiled(settings)) == ""

@@ -80,7 +80,9 @@ def _gradients(part: Part, batches: Sequence[LanguageBatch]) -> dict[str, Tensor
         part.language.losses(part.language(batch, {}, None), batch.labels).sum() + sum(batch.aux_losses.losses.values())
         for batch in batches
     ]
-    torch.stack(losses).sum().backward()
+    with part.defer_weight_grads() as later:
+        torch.stack(losses).sum().backward()
+    later()
     return {name: local(found) for name, one in part.parameters.items() if (found := gradient_of(one)) is not None}
 
 
@@ -92,6 +94,7 @@ CASES: dict[str, tuple[LanguageModelSpec, Any, dict[str, Any]]] = {
         {"recompute": "selective", "lora": Lora(rank=2, targets=("*",)), "frozen": frozenset({"layers"})},
     ),
     "full": (DECODER, DENSE, {"recompute": "full"}),
+    "split": (DECODER, DENSE, {"splits_backward": True, "lora": Lora(rank=2, targets=("*mlp*",))}),
     "experts": (DECODER, MIXED, {"recompute": "full"}),
     "hybrid": (HYBRID, HYBRID_MIXED, {}),
 }  # fmt: skip
@@ -101,6 +104,7 @@ EXPECTED = {
     "dense": (1, set()),
     "selective, lora": (1, set()),
     "full": (1, set()),
+    "split": (1, set()),
     "experts": (3, {"Moe"}),  # dense ones, and of the others what comes before and behind
     "hybrid": (6, {"Moe", "Mamba"}),
 }
@@ -181,7 +185,7 @@ def compared() -> dict[str, Compared]:
     """All cases, in one process."""
     found: dict[str, Compared]
     (found,) = fork_ranks(1, _compare_all)
-    print({name: (one.graphs, one.breaks) for name, one in found.items()})
+    print({name: (one.graphs, one.breaks, one.saved) for name, one in found.items()})
     return found
 
 
@@ -266,11 +270,13 @@ def test_a_backend_without_what_it_compiles_with_is_refused(monkeypatch: pytest.
 
 def test_what_of_a_module_is_compiled_is_said() -> None:
     """Its layers, of each what stays eager and why; or why none is."""
-    whole = HYBRID.build(HYBRID_MIXED, Stage())
-    assert compilation_of(HYBRID, whole, splits_backward=False) == Compilation(layers={"HybridLayer": 4}, eager=BREAKS)
-    for spec, split, why in (
-        (attrs.evolve(HYBRID, compiles=False), False, "the plugin 'hybrid' says that its layers can't be compiled"),
-        (attrs.evolve(HYBRID, recompute={}), False, "the plugin 'hybrid' names no layers, by recompute['full']"),
-        (HYBRID, True, "its backwards are split, and a graph has one backward"),
+    whole: Any = HYBRID.build(HYBRID_MIXED, Stage())
+    assert compilation_of(HYBRID, whole) == Compilation(layers={"HybridLayer": 4}, eager=BREAKS)
+    for spec, why in (
+        (attrs.evolve(HYBRID, compiles=False), "the plugin 'hybrid' says that its layers can't be compiled"),
+        (attrs.evolve(HYBRID, recompute={}), "the plugin 'hybrid' names no layers, by recompute['full']"),
     ):
-        assert compilation_of(spec, whole, splits_backward=split) == Compilation(layers={}, eager={"": why})
+        assert compilation_of(spec, whole) == Compilation(layers={}, eager={"": why})
+    for layer in whole.layers.values():
+        layer.stays_eager = "of what it reads"
+    assert compilation_of(HYBRID, whole) == Compilation(layers={}, eager={"": "of what it reads"})

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+import attrs
 import pytest
 
 from mimo.hooks import ConfigError
+from mimo.model import DECODER
 from mimo.model.runtime import Compilation
 from mimo.trainer.config.toml import make_settings
 from mimo.trainer.job.compilation import compilations, compile_backend
 from mimo.trainer.job.job import Job
 from mimo.trainer.resolving.resolve import resolve
-
-SPLIT = "its backwards are split, and a graph has one backward"
 
 
 @pytest.fixture
@@ -43,11 +43,12 @@ def test_a_run_compiles_what_it_is_asked_for(job: Callable[..., Job]) -> None:
 
 def test_a_run_that_has_nothing_to_compile_is_refused(job: Callable[..., Job]) -> None:
     """Rather than that a setting does nothing; what keeps each module eager is said."""
+    asked, eager = job("run.compile=true"), attrs.evolve(DECODER, compiles=False)
     with pytest.raises(ConfigError) as refused:
-        compilations(job("run.compile=true", "schedule.plugin=zero-bubble"))
+        compilations(attrs.evolve(asked, modules=(attrs.evolve(asked.language, spec=eager),)))
     assert str(refused.value) == (
-        "run.compile: expected a module with layers that can be compiled, "
-        f"got language stays eager, as {SPLIT}. Set it to false."
+        "run.compile: expected a module with layers that can be compiled, got language stays eager, as the plugin "
+        "'decoder' says that its layers can't be compiled. Set it to false."
     )
 
 

@@ -2,13 +2,11 @@
 
 A graph takes tensors, and is made once for batches of any lengths. So the segments of a batch travel in a tensor that
 carries them, and the forward returns another that carries what autograd has recorded inside, for the backward to find.
-What is carried lives as long as the tensor's memory: as long as the graph saves it, and no longer.
 Shapes: T rows, N query heads, K key-value heads, D head width.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
@@ -19,6 +17,7 @@ from torch import Tensor
 
 from mimo.model.attention import attention
 from mimo.model.attention.segments import Segments
+from mimo.model.graphs import carry, content_of
 
 
 @attrs.frozen(eq=False)
@@ -30,7 +29,7 @@ class CarriedSegments:
     @classmethod
     def of(cls, segments: Segments) -> CarriedSegments:
         """Return these segments, carried."""
-        return cls(_carry(segments))
+        return cls(carry(segments))
 
 
 def attend(
@@ -68,28 +67,6 @@ def attend(
     return cast("Tensor", found)
 
 
-class _Carried(bytearray):
-    """Memory of a tensor, and what it carries."""
-
-    content: Any = None
-
-
-_carried: weakref.WeakValueDictionary[int, _Carried] = weakref.WeakValueDictionary()
-"""By address of the memory."""
-
-
-def _carry(content: object) -> Tensor:
-    memory = _Carried(1)
-    memory.content = content
-    carrier = torch.frombuffer(memory, dtype=torch.uint8)
-    _carried[carrier.data_ptr()] = memory
-    return carrier
-
-
-def _content(carrier: Tensor) -> Any:
-    return _carried[carrier.data_ptr()].content
-
-
 @contextmanager
 def _recording() -> Iterator[None]:
     """Have autograd record inside of an operator, from which the dispatcher leaves it out."""
@@ -122,15 +99,15 @@ def _attend(
 
     def run(query: Tensor, key: Tensor, value: Tensor, sinks: Tensor | None = None) -> Tensor:
         return attention.attend(
-            query, key, value, _content(segments), heads=heads, scale=scale, soft_cap=soft_cap, sinks=sinks
+            query, key, value, content_of(segments), heads=heads, scale=scale, soft_cap=soft_cap, sinks=sinks
         )
 
     if not records:
-        return run(*inputs).contiguous(), _carry(None)
+        return run(*inputs).contiguous(), carry(None)
     with _recording():
         leaves = [x.detach().requires_grad_() for x in inputs]
         found = run(*leaves).contiguous()
-    return found.detach(), _carry((found, leaves))
+    return found.detach(), carry((found, leaves))
 
 
 @_attend.register_fake
@@ -146,7 +123,7 @@ def _attend_backward(recorded: Tensor, gradient: Tensor, _inputs: Sequence[Tenso
     Inputs and result are read in the recorded graph only, which a compiler can't know: by being given here, they are
     saved by its graph too, and nothing is written where they lie.
     """
-    result, leaves = _content(recorded)
+    result, leaves = content_of(recorded)
     with _recording():
         return [x.contiguous() for x in torch.autograd.grad(result, leaves, gradient)]
 

@@ -133,8 +133,9 @@ def build_part(
     names = {f"{grid.name}.{path}": path for path, _ in module.named_parameters()}
     if loss_rows and stage.is_last:
         setattr(module, "loss_rows", loss_rows)  # noqa: B010 - what the spec promises, and no type says
-    if compile_backend and not splits_backward:
-        compile_layers(spec, module, backend=compile_backend, name=grid.name)
+    queue = _attach_queue(module) if splits_backward else None
+    if compile_backend:
+        compile_layers(spec, module, backend=compile_backend, name=grid.name, queue=queue)
     if recompute != "none":
         repeat(spec.recompute[recompute](module), name=grid.name)
     return Part(
@@ -148,7 +149,7 @@ def build_part(
         tied=tied,
         whole=frozenset(f"{grid.name}.{path}" for path in fixed) if _is_changed(spec) else frozenset(),
         persistent=persistent,
-        weight_grad_queue=_attach_queue(module) if splits_backward else WeightGradQueue(),
+        weight_grad_queue=queue or WeightGradQueue(),
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, cast
 
 import attrs
@@ -20,6 +20,7 @@ from mimo.hooks import ConfigError
 from mimo.model.attention import CarriedSegments, Segments
 from mimo.model.build.recompute import check_methods
 from mimo.model.language import LayerCache
+from mimo.model.layers import DefersWeightGrads, WeightGradQueue
 from mimo.model.spec import EncoderSpec, LanguageModelSpec, StaysEager
 
 _MAX_GRAPHS = 64
@@ -39,33 +40,40 @@ class Compilation:
     eager: Mapping[str, str]
 
 
-def compilation_of(spec: EncoderSpec | LanguageModelSpec, module: nn.Module, *, splits_backward: bool) -> Compilation:
+def compilation_of(spec: EncoderSpec | LanguageModelSpec, module: nn.Module) -> Compilation:
     """Return what of a module would be compiled.
 
     Args:
         spec: its plugin, whose ``recompute["full"]`` says which its layers are.
         module: all of it, or a stage.
-        splits_backward: whether weight gradients are deferred.
     """
     if not spec.compiles:
         return Compilation(layers={}, eager={"": f"the plugin {spec.name!r} says that its layers can't be compiled"})
     if "full" not in spec.recompute:
         return Compilation(layers={}, eager={"": f"the plugin {spec.name!r} names no layers, by recompute['full']"})
-    if splits_backward:
-        return Compilation(layers={}, eager={"": "its backwards are split, and a graph has one backward"})
     layers = [part for part, _ in check_methods(spec.recompute["full"](module), name=spec.name)]
-    parts = [part for layer in layers for part in layer.modules()]
-    return Compilation(
-        layers=dict(Counter(type(layer).__name__ for layer in layers)),
-        eager={type(part).__name__: why for part in parts if (why := _stays_eager(part))},
-    )
+    eager = {type(part).__name__: why for layer in layers for part, why in _eager_parts(layer)}
+    compiled = Counter(type(layer).__name__ for layer in layers if not isinstance(layer, StaysEager))
+    return Compilation(layers=dict(compiled), eager=eager if compiled else {"": "; ".join(eager.values())})
 
 
-def _stays_eager(part: nn.Module) -> str:
-    return part.stays_eager if isinstance(part, StaysEager) else ""
+def _eager_parts(part: nn.Module) -> Iterator[tuple[nn.Module, str]]:
+    """Yield the outermost parts that stay eager, a layer itself among them, and why."""
+    if isinstance(part, StaysEager):
+        yield part, part.stays_eager
+        return
+    for child in part.children():
+        yield from _eager_parts(child)
 
 
-def compile_layers(spec: EncoderSpec | LanguageModelSpec, module: nn.Module, *, backend: str, name: str) -> None:
+def compile_layers(
+    spec: EncoderSpec | LanguageModelSpec,
+    module: nn.Module,
+    *,
+    backend: str,
+    name: str,
+    queue: WeightGradQueue | None = None,
+) -> None:
     """Have the layers of a stage be compiled when they first run.
 
     Args:
@@ -73,19 +81,22 @@ def compile_layers(spec: EncoderSpec | LanguageModelSpec, module: nn.Module, *, 
         module: the stage.
         backend: of ``torch.compile``.
         name: of the module in the model.
+        queue: where its layers defer weight gradients, None where backwards are not split.
 
     Raises:
         PluginError: what ``spec`` calls a layer is none.
     """
-    if not compilation_of(spec, module, splits_backward=False).layers:
+    if not compilation_of(spec, module).layers:
         return
     config = torch._dynamo.config  # noqa: SLF001 - public, but for its name
     config.recompile_limit = max(config.recompile_limit, _MAX_GRAPHS)
     for layer, method in check_methods(spec.recompute["full"](module), name=name):
-        for part in layer.modules():
-            reason = _stays_eager(part)
-            if reason:
-                part.__class__ = _eager_class(cast("Any", type(part)), reason)
+        for part, why in _eager_parts(layer):
+            part.__class__ = _eager_class(cast("Any", type(part)), why)
+        if isinstance(layer, StaysEager):
+            continue
+        if queue is not None:
+            setattr(layer, "weight_grad_queue", queue)  # noqa: B010 - what `DefersWeightGrads` says, and no type
         layer.__class__ = _compiled_class(cast("Any", type(layer)), method.__name__, method, backend)
 
 
@@ -109,6 +120,8 @@ def _compiled(method: Callable[..., Any], backend: str) -> Callable[..., Any]:
         # No rows would need a graph of their own; a cache is changed by what reads it, and grows.
         if any(isinstance(one, LayerCache) or (isinstance(one, Tensor) and not one.numel()) for one in values):
             return method(part, *given, **named)
+        if isinstance(part, DefersWeightGrads) and part.weight_grad_queue is not None:
+            part.weight_grad_queue.know(part)
         return compiled(part, *map(_carried, given), **{name: _carried(one) for name, one in named.items()})
 
     return run

@@ -6,13 +6,16 @@ layer that holds the stage's `WeightGradQueue` computes the gradient of its inpu
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from typing import Protocol, TypeAlias, runtime_checkable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from mimo.model.graphs import carry
 
 WeightGrad: TypeAlias = Callable[[Tensor | None], Tensor]
 """Computes one weight gradient, without any other rank; takes the sum of those before, None if there are none.
@@ -75,6 +78,18 @@ class WeightGradQueue:
 
     def __init__(self) -> None:
         self._collected: DeferredWeightGrads | None = None
+        self._parameters: dict[int, nn.Parameter] = {}
+        # Of floating numbers, so that a graph can be asked for its gradient: then none leaves a product's backward out.
+        self.carrier = carry(weakref.ref(self), torch.float32).requires_grad_()
+
+    def know(self, layer: nn.Module) -> None:
+        """Take note of the parameters of a layer that is compiled: its graph has other tensors of their memory."""
+        for parameter in layer.parameters():
+            self._parameters[parameter.untyped_storage()._cdata] = parameter  # noqa: SLF001 - which outlives its address
+
+    def parameter_of(self, tensor: Tensor) -> nn.Parameter:
+        """Return the known parameter of the same memory."""
+        return self._parameters[tensor.untyped_storage()._cdata]  # noqa: SLF001 - as in `know`
 
     @property
     def is_collecting(self) -> bool:

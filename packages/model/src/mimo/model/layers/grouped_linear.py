@@ -27,6 +27,8 @@ class GroupedLinear(nn.Module):
         lora: what is added to the products; see `Linear`.
     """
 
+    stays_eager = "how many rows each expert has differs from batch to batch"
+
     def __init__(self, experts: int, inputs: int, outputs: int, *, bias: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.empty(experts, outputs, inputs))

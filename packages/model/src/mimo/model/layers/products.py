@@ -6,6 +6,7 @@ Without a queue they are PyTorch's own. Shapes: R rows, I inputs, O outputs, E e
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Protocol, cast
 
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from mimo.model.graphs import content_of
 from mimo.model.layers.deferred_weights import WeightGradQueue
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -136,6 +138,10 @@ def multiply(
         if outputs is not None:
             weight, bias = weight[outputs], None if bias is None else bias[outputs]
         return functional.linear(x, weight, bias) if form is None else form.forth(x, weight, bias)
+    if torch.compiler.is_compiling():
+        assert form is None, "other products are left out of graphs"
+        span = None if outputs is None else [outputs.start, outputs.stop]
+        return cast("Tensor", _product_of_graph(x, weight, bias, weight_grad_queue.carrier, span))
     form, saved = form or Dense(), None
     if x.requires_grad:
         x = cast("Tensor", _SaveInputs.apply(x, _cut(weight, outputs), weight.requires_grad))  # type: ignore[no-untyped-call]  # torch leaves it untyped
@@ -236,6 +242,70 @@ def _added(
         return _placed(parameter, compute(gradient, x), outputs)
     add(_cut(total, outputs), gradient, x)
     return total
+
+
+@torch.library.custom_op("mimo::product", mutates_args=())
+def _product_of_graph(
+    x: Tensor, weight: Tensor, bias: Tensor | None, _queue: Tensor, outputs: Sequence[int] | None
+) -> Tensor:
+    """Return a dense product in a compiled graph, whose backward defers the gradients of its parameters.
+
+    Args:
+        x: rows.
+        weight: memory of a parameter that the queue knows.
+        bias: likewise.
+        _queue: its `WeightGradQueue.carrier`.
+        outputs: start and stop of those that are computed, None for all.
+    """
+    span = None if outputs is None else slice(*outputs)
+    return functional.linear(x, _cut(weight, span), None if bias is None else _cut(bias, span))
+
+
+@_product_of_graph.register_fake
+def _(x: Tensor, weight: Tensor, _bias: Tensor | None, _queue: Tensor, outputs: Sequence[int] | None) -> Tensor:
+    return x.new_empty(*x.shape[:-1], weight.shape[0] if outputs is None else outputs[1] - outputs[0])
+
+
+@torch.library.custom_op("mimo::product_backward", mutates_args=())
+def _product_of_graph_backward(
+    gradient: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    queue: Tensor,
+    outputs: Sequence[int] | None,
+) -> tuple[Tensor, Tensor]:
+    """Return the gradients of the rows and, none, of the queue; defer those of the parameters."""
+    own, span, form = content_of(queue)(), None if outputs is None else slice(*outputs), Dense()
+    gradient = gradient.contiguous()
+    with nullcontext() if own.is_collecting else own.collect() as whole:
+        for tensor, compute, add in ((weight, form.for_weight, form.add_for_weight), (bias, _for_bias, _add_for_bias)):
+            if tensor is not None and (parameter := own.parameter_of(tensor)).requires_grad:
+                # Copies, as the graph writes to what it needs no more.
+                own.defer(parameter, partial(_added, parameter, span, compute, add, gradient.clone(), x.clone()))
+    if whole is not None:
+        whole()
+    return form.for_input(gradient, _cut(weight, span)), torch.zeros(1)
+
+
+@_product_of_graph_backward.register_fake
+def _(
+    _gradient: Tensor, x: Tensor, _weight: Tensor, _bias: Tensor | None, _queue: Tensor, _outputs: Sequence[int] | None
+) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), torch.zeros(1, device="cpu")
+
+
+def _save_product(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:  # noqa: ARG001 - given by name
+    ctx.save_for_backward(*inputs[:4])
+    ctx.outputs = inputs[4]
+
+
+def _differentiate_product(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+    for_x, for_queue = _product_of_graph_backward(gradient, *ctx.saved_tensors, ctx.outputs)
+    return for_x, None, None, for_queue, None
+
+
+_product_of_graph.register_autograd(_differentiate_product, setup_context=_save_product)
 
 
 def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:

@@ -24,13 +24,10 @@ def compilations(job: Job) -> Mapping[str, Compilation]:
     """
     if not job.settings.run.compile:
         return {}
-    actions = [action for plan in job.plans for actor in plan.actors for action in actor.actions]
-    split = {action.stage_id.module for action in actions if action.kind == "input-gradient"}
     found = {
         module.name: compilation_of(
             module.spec,
             stage_without_storage(module.spec, module.config, Stage(), job.hidden, module.lora),
-            splits_backward=module.name in split,
         )
         for module in job.modules
     }
