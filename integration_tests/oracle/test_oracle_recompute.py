@@ -122,12 +122,23 @@ def compiled(settings: Table) -> Table:
     return {**settings, "run": {**settings["run"], "compile": True, "compile_backend": "aot_eager"}}
 
 
+def test_compiled_layers_compute_the_same_beside_all_else(oracle: Oracle) -> None:
+    """Experts, LoRA, weights spread over lanes and backwards that are split: one process compiles nothing of it."""
+    language, seed = CLEAR_SEEDS["sigmoid"]
+    modules = {"vision": on(0, 1, recompute="selective"), "language": on(0, 1, pp=2, recompute="full", **LORA)}
+    settings = scheduled(table(modules, microbatches=2, language=language, seed=seed), "zb-h1")
+    sharded: Mapping[str, Any] = {**settings["optimizer"], "plugin": "distributed", "shard": "full"}
+    assert oracle.check(compiled({**settings, "optimizer": sharded})) == ""
+
+
+@pytest.mark.soak  # these take each rank seconds
 @pytest.mark.parametrize("layout", COMPILED)
 def test_compiled_layers_compute_the_same(layout: str, oracle: Oracle) -> None:
     """Loss, gradients and weights equal one process that compiles nothing."""
     assert oracle.check(compiled(table(COMPILED[layout], microbatches=2))) == ""
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("shard", ["optimizer", "full"])
 def test_compiled_layers_compute_with_parameters_that_are_gathered(shard: str, oracle: Oracle) -> None:
     """Those of sharded weights come and go between forward and backward."""
@@ -136,6 +147,7 @@ def test_compiled_layers_compute_with_parameters_that_are_gathered(shard: str, o
     assert oracle.check(compiled({**settings, "optimizer": sharded})) == ""
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("layout", EXPERTS)
 def test_compiled_layers_of_experts_compute_the_same(layout: str, oracle: Oracle) -> None:
     """Graphs end before the experts and begin behind, on all ranks at the same place."""
@@ -144,6 +156,7 @@ def test_compiled_layers_of_experts_compute_the_same(layout: str, oracle: Oracle
     assert oracle.check(compiled(settings)) == ""
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("how", ["language pp2 zb-h1", "language cp2 tp2 sp pp2 zb-v"])
 def test_backwards_of_compiled_layers_may_be_split(how: str, oracle: Oracle) -> None:
     """Weight gradients that come later are those of products inside of graphs."""
