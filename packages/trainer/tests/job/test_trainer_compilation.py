@@ -12,6 +12,7 @@ from mimo.hooks import ConfigError
 from mimo.model import DECODER
 from mimo.model.runtime import Compilation
 from mimo.trainer.config.toml import make_settings
+from mimo.trainer.cost.profile import layout_of
 from mimo.trainer.job.compilation import compilations, compile_backend
 from mimo.trainer.job.job import Job
 from mimo.trainer.resolving.resolve import resolve
@@ -39,6 +40,12 @@ def test_a_run_compiles_what_it_is_asked_for(job: Callable[..., Job]) -> None:
     assert compile_backend(asked.settings.run) == "inductor"
     assert compilations(asked) == {"language": Compilation(layers={"Layer": 2}, eager={})}
     assert compile_backend(job("run.compile=true", "run.compile_backend=aot_eager").settings.run) == "aot_eager"
+
+
+def test_a_profile_is_of_layers_as_they_are_compiled(job: Callable[..., Job]) -> None:
+    """Those of runs that compile nothing stay what they were."""
+    assert "compile" not in layout_of(job())["language"]
+    assert layout_of(job("run.compile=true"))["language"]["compile"] == "inductor"
 
 
 def test_a_run_that_has_nothing_to_compile_is_refused(job: Callable[..., Job]) -> None:

@@ -8,7 +8,16 @@ from mimo.trainer.config.toml import make_settings
 from mimo.trainer.resolving.checkpoint_settings import on_one_process
 
 CONFIG: dict[str, Any] = {
-    "run": {"name": "r", "steps": 2, "global_batch": 8, "micro_batch": 2, "world": 6, "evaluation_batch": 0},
+    "run": {
+        "name": "r",
+        "steps": 2,
+        "global_batch": 8,
+        "micro_batch": 2,
+        "world": 6,
+        "evaluation_batch": 0,
+        "compile": True,
+        "compile_backend": "aot_eager",
+    },
     "data": {"plugin": "jsonl"},
     "modules": {
         "vision": {"plugin": "vit", "ranks": "0-1", "dp": 2, "frozen": ["encoder"], "batch_factor": 3},
@@ -32,7 +41,7 @@ CONFIG: dict[str, Any] = {
 def test_every_module_is_whole_on_rank_0() -> None:
     """What is no matter of layout stays."""
     settings = make_settings(on_one_process(CONFIG, "evaluate"))
-    assert settings.run.world == 0
+    assert (settings.run.world, settings.run.compile) == (0, False)
     assert settings.evaluation_batch(1) == 8
     assert settings.checkpoint.load == "none"
     for module in settings.modules.values():

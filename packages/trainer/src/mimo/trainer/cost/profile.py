@@ -212,6 +212,7 @@ def layout_of(job: Job) -> Mapping[str, Mapping[str, Any]]:
             "recompute": cuts[module.name].recompute,
             "precision": job.settings.run.precision,
             "frozen": module.frozen if isinstance(module.frozen, bool) else sorted(module.frozen),
+            **({"compile": job.settings.run.compile_backend} if job.settings.run.compile else {}),
             **({} if module.lora is None else {"lora": unstructure(module.lora)}),
             "optimizer": {
                 key: value

@@ -17,6 +17,7 @@ _LAYOUT = (
     *("ranks", "pp", "dp", "cp", "tp", "ep", "etp", "sequence_parallel"),
     *("chunks", "batch_factor", "prefetch", "recompute", "loss_rows", "round_rows"),
 )
+_COMPILING = ("compile", "compile_backend")
 
 
 def settings_of(step_folder: Path, overrides: Iterable[str], purpose: Purpose, *, tp: int = 1, pp: int = 1) -> Settings:
@@ -53,8 +54,9 @@ def on_one_process(table: Mapping[str, Any], purpose: Purpose) -> Mapping[str, A
     """Return a resolved config with every module whole on rank 0; generation has batches of one sample.
 
     The schedule goes with the layout that it was chosen for: it may ask for stages and microbatches that aren't there.
+    Nothing is compiled: that takes longer than a few forwards do, and a compiler, which may not be here either.
     """
-    run = {**table["run"], "world": 0}
+    run = {**{key: value for key, value in table["run"].items() if key not in _COMPILING}, "world": 0}
     if purpose == "generate":
         run |= {"global_batch": 1, "micro_batch": 1, "evaluation_batch": 1, "batch_tokens": 0, "micro_tokens": 0}
         table = {**table, "data": {**table["data"], "longer": "cut"}}
