@@ -40,18 +40,22 @@ class Compilation:
     eager: Mapping[str, str]
 
 
-def compilation_of(spec: EncoderSpec | LanguageModelSpec, module: nn.Module) -> Compilation:
+def compilation_of(spec: EncoderSpec | LanguageModelSpec, module: nn.Module, *, name: str) -> Compilation:
     """Return what of a module would be compiled.
 
     Args:
         spec: its plugin, whose ``recompute["full"]`` says which its layers are.
         module: all of it, or a stage.
+        name: of the module in the model.
+
+    Raises:
+        PluginError: what ``spec`` calls a layer is none.
     """
     if not spec.compiles:
         return Compilation(layers={}, eager={"": f"the plugin {spec.name!r} says that its layers can't be compiled"})
     if "full" not in spec.recompute:
         return Compilation(layers={}, eager={"": f"the plugin {spec.name!r} names no layers, by recompute['full']"})
-    layers = [part for part, _ in check_methods(spec.recompute["full"](module), name=spec.name)]
+    layers = [part for part, _ in check_methods(spec.recompute["full"](module), name=name)]
     eager = {type(part).__name__: why for layer in layers for part, why in _eager_parts(layer)}
     compiled = Counter(type(layer).__name__ for layer in layers if not isinstance(layer, StaysEager))
     return Compilation(layers=dict(compiled), eager=eager if compiled else {"": "; ".join(eager.values())})
@@ -86,7 +90,7 @@ def compile_layers(
     Raises:
         PluginError: what ``spec`` calls a layer is none.
     """
-    if not compilation_of(spec, module).layers:
+    if not compilation_of(spec, module, name=name).layers:
         return
     config = torch._dynamo.config  # noqa: SLF001 - public, but for its name
     config.recompile_limit = max(config.recompile_limit, _MAX_GRAPHS)

@@ -28,6 +28,7 @@ def compilations(job: Job) -> Mapping[str, Compilation]:
         module.name: compilation_of(
             module.spec,
             stage_without_storage(module.spec, module.config, Stage(), job.hidden, module.lora),
+            name=module.name,
         )
         for module in job.modules
     }
