@@ -178,23 +178,23 @@ def _saved(part: Part) -> int:
 
 
 class Foreign(nn.Module):
-    """A layer of a third party: rows of one item [1, T, W], a step that depends on what they are, and a part apart."""
+    """A layer of a third party over rows of one item [1, T, W]: with a step that depends on what they are."""
 
     def __init__(self) -> None:
         super().__init__()
         self.product = nn.Linear(8, 8)
-        self.apart = Apart()
+        self.left_out = LeftOut()
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [1, T, W] of ``x`` [1, T, W]."""
         x = x + self.product(x)
         if float(x.detach().sum()) > 0:  # no graph has that
             x = x.sin()
-        y: Tensor = self.apart(x)
+        y: Tensor = self.left_out(x)
         return x + y
 
 
-class Apart(nn.Module):
+class LeftOut(nn.Module):
     """A part of it that nobody compiles."""
 
     stays_eager = "it asks whether it is"
