@@ -85,7 +85,7 @@ def _held(value: Any) -> Any:
 
 
 def _computed(func: Any, args: Any, kwargs: Any) -> Any:
-    """Return what an operation computes: on the device if it has arguments there, or is asked to."""
+    """Compute an operation; its result is on the device if any argument or its ``device`` is."""
     reads = any(isinstance(leaf, OnDevice) for leaf in tree_leaves((args, kwargs)))
     leaves = func is aten._to_copy.default and kwargs.get("device") is not None and not _is_here(kwargs["device"])
     found = func(*tree_map(_held, args), **tree_map(_held, kwargs))
