@@ -38,6 +38,12 @@ _NEAR = (
 )
 
 
+_ROUNDING = (
+    "each row, as a share of its norm or the mean row's if that is larger, to 4 roundings of its kind of number in "
+    "bf16 and fp16, 32 in fp32 and fp64; rows of gradients to twice as many"
+)
+
+
 def _families(dtype: str, bound: str) -> tuple[DayTest, ...]:
     return tuple(
         DayTest(
@@ -47,6 +53,18 @@ def _families(dtype: str, bound: str) -> tuple[DayTest, ...]:
             bound=bound,
         )
         for group in ("decoders", "encoders", "hybrids")
+    )
+
+
+def _throughput(name: str, model: str, *words: str, seconds: float) -> DayTest:
+    estimated = "" if words else "; memory to 0.1 of the estimate"
+    return DayTest(
+        name=name,
+        program="_throughput.py",
+        words=("--model", model, *words),
+        bound="all ways read the same samples, and each loss is that of a guess to 0.3; on a GPU: ours has as many "
+        f"rows a second as transformers or more; no kernel runs in less than 0.15 of the time{estimated}",
+        seconds=seconds,
     )
 
 
@@ -98,6 +116,52 @@ SLICES: Mapping[str, tuple[DayTest, ...]] = MappingProxyType(
                 )
                 for how in ("is-killed", "sleeps", "is-stopped")
             ),
+        ),
+        "3": (
+            DayTest(name="attention", program="_attention.py", bound=_ROUNDING),
+            DayTest(
+                name="rates of attention",
+                program="_attention_rates.py",
+                bound="on a GPU: forward and backward of attend each take at most 1.2 times as long as the bare kernel",
+            ),
+            DayTest(
+                name="experts",
+                program="_experts.py",
+                bound=f"{_ROUNDING}; on a GPU: forward and backward each at least 0.6 of the rate of a dense product",
+            ),
+            DayTest(
+                name="costs of calls",
+                program="_call_costs.py",
+                bound="on a GPU: a pair, a call and a row cost something; what they cost is for the table",
+            ),
+        ),
+        "4": (
+            DayTest(
+                name="optimizer on the host",
+                program="_offload.py",
+                bound="each loss to 0.01 of that with all on the device; on a GPU: at least 0.8 of the time of copies "
+                "is beside computation; bytes saved to 0.1 of what is estimated",
+                seconds=180.0,
+            ),
+            DayTest(
+                name="checkpoint",
+                program="_checkpoint.py",
+                bound="what is read back has the same bits as what was saved; on a GPU: a save after the first one "
+                "stalls training for less than 1 s",
+                seconds=240.0,
+            ),
+        ),
+        "5": (
+            _throughput("1B decoder", "text", seconds=160.0),
+            _throughput("ViT-L and 1B decoder", "pictures", seconds=160.0),
+            DayTest(
+                name="the same bits each time",
+                program="_repeated.py",
+                bound="two runs of each model: the same losses, norms, weights and moments to the bit",
+                seconds=150.0,
+            ),
+            _throughput("1B decoder, compiled", "text", "--compiled", seconds=160.0),
+            _throughput("ViT-L and 1B decoder, compiled", "pictures", "--compiled", seconds=160.0),
         ),
     }
 )
