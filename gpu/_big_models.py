@@ -39,7 +39,7 @@ class Size:
         words: of a sample at most; half of all have fewer than a third of that.
         sides: pixels of a picture's side at least and at most.
         batch: samples of a step.
-        micro_batch: of a microbatch; with pictures half as many.
+        micro_batch: of a microbatch.
     """
 
     language: Mapping[str, int]
@@ -159,8 +159,7 @@ def make_job(case: Case, *, pictures: bool, optimizer: Mapping[str, Any], steps:
     if pictures:
         modules["vision"] = {"plugin": "siglip", "ranks": "0", "config": {**vision, "resize_positions": "bilinear"}}
     words = [f"w{number}" for number in range(size.language["vocabulary"] - _RESERVED)]
-    micro_batch = size.micro_batch // 2 if pictures else size.micro_batch
-    about = {"name": "day", "steps": steps, "global_batch": size.batch, "micro_batch": micro_batch}
+    about = {"name": "day", "steps": steps, "global_batch": size.batch, "micro_batch": size.micro_batch}
     settings = {
         "run": {**about, "precision": "bf16", "device": case.kind, **run},
         "data": {"plugin": "seeded", "max_tokens": 4096, "workers": WORKERS},

@@ -55,7 +55,7 @@ class Training:
         return statistics.median(found)
 
     def save(self, saver: Saver) -> float:
-        """Save; return the seconds after which training goes on."""
+        """Save; return the seconds after which training continues."""
         synchronise(self.case)
         begun = time.perf_counter()
         saver.save(self._step, self.trainer.state(), **ABOUT)
@@ -115,7 +115,7 @@ def _read_back(folder: Path, training: Training, saved: Mapping[str, Tensor]) ->
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Tell whether two tensors have the same bits."""
+    """Return whether two tensors have the same bits."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     return torch.equal(*(x.cpu().contiguous().view(-1).view(torch.uint8) for x in (one, other)))

@@ -72,10 +72,10 @@ def test(case: Case) -> Found:
     for name, optimizer in OPTIMIZERS.items():
         with noting(name, wrong):
             costs[name] = measure(case, optimizer)
-    return Found(figures={}, wrong=wrong) if wrong else judge(costs["distributed"], costs["cpu-offload"])
+    return Found(figures={}, wrong=wrong) if wrong else compare(costs["distributed"], costs["cpu-offload"])
 
 
-def judge(plain: Cost, ours: Cost) -> Found:
+def compare(plain: Cost, ours: Cost) -> Found:
     """Return figures of all state on the device and on the host, and the bounds that were missed."""
     off = max(abs(one / other - 1) for one, other in zip(ours.losses, plain.losses, strict=True))
     costs = {"distributed": plain, "cpu-offload": ours}

@@ -62,8 +62,8 @@ def _throughput(name: str, model: str, *words: str, seconds: float) -> DayTest:
         name=name,
         program="_throughput.py",
         words=("--model", model, *words),
-        bound="all ways read the same samples, and each loss is that of a guess to 0.3; on a GPU: ours has as many "
-        f"rows a second as transformers or more; no kernel runs in less than 0.15 of the time{estimated}",
+        bound="all ways read the same samples, and each loss is that of equal chances to 0.3; on a GPU: ours has as "
+        f"many rows a second as transformers or more; no kernel runs in less than 0.15 of the time{estimated}",
         seconds=seconds,
     )
 

@@ -30,7 +30,7 @@ ROUNDS: Mapping[str, int] = MappingProxyType({"text": 3, "pictures": 2})
 WARM_UP, WARM_UP_COMPILED, STEPS, TRACED, TINY_STEPS = 2, 4, 6, 2, 2
 IDLE, ESTIMATE, LOSS = 0.15, 0.1, 0.3
 """Share of the time in which the device may compute nothing; by how much of the estimate its memory may be off; by how
-much of that of a guess a loss."""
+much a loss differs from that of equal chances."""
 
 LEFT_OUT = "kernels, time without any, memory of the device, share of its peak; no bound of a rate is judged"
 
@@ -44,7 +44,7 @@ class Turn:
         seconds: of all of them.
         bytes: most that the device held; None where nobody counts.
         events: of `TRACED` steps more.
-        operations: that the model takes for the steps that were timed; None where the way doesn't tell.
+        operations: that the model takes for the steps that were timed; None where the way doesn't say.
         peak: operations a second of the device; None where nobody knows.
     """
 
@@ -124,21 +124,21 @@ def test(case: Case) -> Found:
         estimate = estimate_memory(job_of(case, pictures=pictures, compiled=compiled))[0].device
         figures["estimated bytes of the device"] = estimate
         if case.is_cuda:
-            wrong += judge(ours, turns[TRANSFORMERS], None if compiled else estimate)
+            wrong += bounds_missed(ours, turns[TRANSFORMERS], None if compiled else estimate)
     return Found(figures=figures, wrong=wrong)
 
 
-def figures_of(turns: Sequence[Turn], told: Turn | None) -> dict[str, Any]:
-    """Return what turns of a way came to; ``told`` knows the arithmetic of the steps, the same for all ways."""
+def figures_of(turns: Sequence[Turn], reference: Turn | None) -> dict[str, Any]:
+    """Return what turns of a way came to; ``reference`` knows the arithmetic of the steps, the same for all ways."""
     last = turns[-1]
     found: dict[str, Any] = {
         "rows a second": statistics.median(turn.rate for turn in turns),
         "seconds a step": statistics.median(turn.seconds / len(turn.steps) for turn in turns),
         "losses": [step.loss for step in last.steps],
     }
-    if told is not None and told.operations is not None and told.peak is not None:
+    if reference is not None and reference.operations is not None and reference.peak is not None:
         seconds = statistics.median(turn.seconds for turn in turns)
-        found["share of the device's peak (MFU)"] = told.operations / seconds / told.peak
+        found["share of the device's peak (MFU)"] = reference.operations / seconds / reference.peak
     if last.bytes is not None:
         found |= {"bytes of the device": last.bytes}
     if last.events:
@@ -146,18 +146,18 @@ def figures_of(turns: Sequence[Turn], told: Turn | None) -> dict[str, Any]:
     return found
 
 
-def _odd_losses(turns: Mapping[str, Sequence[Turn]], guess: float) -> list[str]:
-    """Return each loss that is far from that of a uniform guess: of ids that are drawn, no model learns more."""
+def _odd_losses(turns: Mapping[str, Sequence[Turn]], uniform: float) -> list[str]:
+    """Return each loss that is far from that of equal chances: of ids that are drawn, no model learns more."""
     return [
-        f"{name}: a loss is {step.loss:.3g}, that of a guess {guess:.3g}"
+        f"{name}: a loss is {step.loss:.3g}, that of equal chances {uniform:.3g}"
         for name, each in turns.items()
         for turn in each
         for step in turn.steps
-        if not abs(step.loss / guess - 1) <= LOSS
+        if not abs(step.loss / uniform - 1) <= LOSS
     ]
 
 
-def judge(ours: Sequence[Turn], theirs: Sequence[Turn], estimate: int | None) -> list[str]:
+def bounds_missed(ours: Sequence[Turn], theirs: Sequence[Turn], estimate: int | None) -> list[str]:
     """Return the bounds that were missed; ``estimate`` is of bytes, None where none is judged."""
     wrong, idle = [], idle_share(ours[-1].events)
     if not idle < IDLE:

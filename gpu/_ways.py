@@ -38,7 +38,7 @@ class Way(Protocol):
 
 
 def knows_compile(case: Case) -> bool:
-    """Tell whether settings have ``run.compile``."""
+    """Return whether settings have ``run.compile``."""
     run = make_job(case, pictures=False, optimizer=_OPTIMIZER).settings.run
     return "compile" in attrs.fields_dict(type(run))
 

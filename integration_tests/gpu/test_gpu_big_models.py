@@ -111,9 +111,9 @@ def test_the_optimizer_on_the_host_is_judged_on_a_gpu() -> None:
     plain = Cost(losses=[2.0], seconds=1, bytes=1000, estimate=RankMemory(weights=900), events=())
     events = [DeviceEvent(KERNEL, 0, 8), DeviceEvent(UP, 0, 10)]
     ours = Cost(losses=[2.0], seconds=1, bytes=500, estimate=RankMemory(weights=400), events=events)
-    assert _offload.judge(plain, ours).wrong == []
+    assert _offload.compare(plain, ours).wrong == []
     slow = attrs.evolve(ours, events=[DeviceEvent(KERNEL, 0, 7), DeviceEvent(UP, 0, 10)], bytes=400, losses=[2.1])
-    assert _offload.judge(plain, slow).wrong == [
+    assert _offload.compare(plain, slow).wrong == [
         "a loss is off by 0.05 of itself, allowed 0.01",
         "0.7 of the time of copies is beside computation, at least 0.8",
         "600 bytes are saved, estimated 500, allowed 0.1 of that apart",
@@ -174,7 +174,9 @@ def test_a_way_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(_throughput, "ways", lambda *_args, **_keys: makes)
     found = _throughput.test(case_of(model="text", compiled=False))
     assert found.wrong[0] == "ours: RuntimeError: no memory left"
-    assert set(found.wrong[1:]) == {f"{name}: a loss is 1, that of a guess 6.24" for name in (TRANSFORMERS, PLAIN)}
+    assert set(found.wrong[1:]) == {
+        f"{name}: a loss is 1, that of equal chances 6.24" for name in (TRANSFORMERS, PLAIN)
+    }
     assert set(found.figures["rows of timed steps"]) == {TRANSFORMERS, PLAIN}
 
 
@@ -188,8 +190,8 @@ def test_rates_are_judged_on_a_gpu() -> None:
     busy, lazy = ([DeviceEvent(KERNEL, 0, end), DeviceEvent(UP, 0, 10)] for end in (9, 8))
     theirs = [turn(100, busy, 0)] * 3
     good = [turn(110, busy, 105), turn(100, busy, 105), turn(90, busy, 105)]
-    assert _throughput.judge(good, theirs, 100) == []
-    assert _throughput.judge([turn(95, lazy, 111)] * 3, theirs, 100) == [
+    assert _throughput.bounds_missed(good, theirs, 100) == []
+    assert _throughput.bounds_missed([turn(95, lazy, 111)] * 3, theirs, 100) == [
         "no kernel runs in 0.2 of the time of ours, allowed 0.15",
         "ours has 0.95 times the rows a second of transformers, at least 1",
         "ours holds 111 bytes at most, estimated 100, allowed 0.1 of that apart",
