@@ -24,10 +24,12 @@ ROOT = HERE.parent
 MAX_BYTES = 20 * 2**20
 THERE = frozenset({"pluggy", "pytest", "rich", "safetensors", "torch", "transformers"})
 """What the machine has, new enough; with `COMES_ALONG`. (It has attrs too, of whatever age.)"""
-COMES_ALONG = frozenset({"jinja2", "markupsafe", "numpy", "pygments", "tokenizers"})
+COMES_ALONG = frozenset({"fsspec", "jinja2", "markupsafe", "numpy", "pygments", "tokenizers"})
 """What torch, transformers and rich declare."""
-LEFT_OUT = frozenset({"matplotlib", "scikit-learn", "tensorboard"})
-"""What a day on a GPU does without: pictures, and the digits come as a file."""
+LEFT_OUT = frozenset({"matplotlib", "pyarrow", "scikit-learn", "tensorboard"})
+"""What a day on a GPU does without: pictures, tables; and the digits come as a file."""
+NOT_CARRIED = frozenset({"dataset-parquet"})
+"""Of our plugins those that can't be imported without that; one that is there and can't be imported ends every run."""
 ALSO = ("cffi", "docstring-parser", "pycparser", "rich-rst", "typing-extensions")
 """What those that we declare need in turn."""
 _PLATFORMS = [f"manylinux_2_{minor}_x86_64" for minor in (39, 35, 34, 31, 28, 27, 24, 17, 12, 5)]
@@ -37,8 +39,9 @@ Run = Callable[[Sequence[str]], object]
 
 
 def members() -> list[Path]:
-    """Return the folders of our packages and plugins."""
-    return sorted(path.parent for kind in ("packages", "plugins") for path in ROOT.glob(f"{kind}/*/pyproject.toml"))
+    """Return the folders of our packages and plugins, without those that are `NOT_CARRIED`."""
+    found = sorted(path.parent for kind in ("packages", "plugins") for path in ROOT.glob(f"{kind}/*/pyproject.toml"))
+    return [folder for folder in found if folder.name not in NOT_CARRIED]
 
 
 def missing(folders: Iterable[Path]) -> list[str]:

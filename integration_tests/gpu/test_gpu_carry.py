@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 import zipfile
 from collections.abc import Sequence
 from importlib import metadata
@@ -38,6 +39,25 @@ def test_what_is_carried_brings_all_that_it_needs(name: str) -> None:
     lines = map(Requirement, metadata.requires(name) or [])
     needed = {canonical(line.name) for line in lines if line.marker is None or line.marker.evaluate(there)}
     assert needed <= {*missing(members()), *THERE, *COMES_ALONG}
+
+
+def test_plugins_that_are_carried_need_nothing_that_is_left_out() -> None:
+    """Each can be imported where that is missing: one that can't would end every run there."""
+    entries = [
+        module.partition(":")[0]
+        for folder in members()
+        for group in tomllib.loads((folder / "pyproject.toml").read_text())["project"].get("entry-points", {}).values()
+        for module in group.values()
+    ]
+    assert len(entries) > 10
+    hidden = [{"scikit-learn": "sklearn"}.get(name, name) for name in sorted(LEFT_OUT)]
+    program = (
+        "import importlib, sys\n"
+        f"sys.modules.update(dict.fromkeys({hidden}))\n"
+        f"for name in {entries}: importlib.import_module(name)"
+    )
+    said = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert said.returncode == 0, said.stderr
 
 
 def test_pip_is_asked_for_wheels_of_that_machine() -> None:
