@@ -91,6 +91,8 @@ def run(test: Callable[[Case], Found], *, options: Mapping[str, Mapping[str, Any
     except Exception as error:  # noqa: BLE001  # whatever it is, it belongs into the report
         traceback.print_exc()
         found = Found(figures={}, wrong=[f"{type(error).__name__}: {error}"])
+    if dist.is_initialized():  # a trainer has made a group of this process alone
+        dist.destroy_process_group()
     line = {**attrs.asdict(found), "device": name_of(device), "torch": torch.__version__}
     given.write.write_text(json.dumps(line), encoding="utf-8")
     return int(bool(found.wrong))

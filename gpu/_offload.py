@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -13,6 +12,7 @@ import attrs
 import torch
 from _big_models import make_job
 from _case import Case, Found, noting, run
+from _device_memory import DeviceMemory
 from _trace import DeviceEvent, copied_seconds, hidden_share, trace
 from _turns_taken import synchronise
 
@@ -41,17 +41,14 @@ class Cost:
 
 def measure(case: Case, optimizer: Mapping[str, Any]) -> Cost:
     """Train some steps."""
-    gc.collect()
-    if case.is_cuda:
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats(case.device)
+    memory = DeviceMemory(case)
     warm_up, steps, traced = TINY if case.tiny else (WARM_UP, STEPS, TRACED)
     first = warm_up + steps + 1
     job = make_job(case, pictures=False, optimizer=optimizer, steps=first + traced)
     trainer = Trainer(job, device=case.device)
     infos = [trainer.train(step) for step in range(1, first)]
     synchronise(case)
-    most = torch.cuda.max_memory_allocated(case.device) if case.is_cuda else None
+    most = memory.peak()
     events = trace(case, lambda: [trainer.train(step) for step in range(first, first + traced)])
     trainer.close()
     return Cost(

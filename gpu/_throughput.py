@@ -6,7 +6,6 @@ others padded. Rows are those of samples, so that padding earns nothing.
 
 from __future__ import annotations
 
-import gc
 import math
 import statistics
 import sys
@@ -16,9 +15,9 @@ from types import MappingProxyType
 from typing import Any
 
 import attrs
-import torch
 from _big_models import size_of
 from _case import Case, Found, noting, run
+from _device_memory import DeviceMemory
 from _trace import DeviceEvent, idle_share, launches, trace
 from _turns_taken import synchronise
 from _ways import OURS, TRANSFORMERS, Ours, Step, Way, job_of, ways
@@ -61,7 +60,7 @@ class Turn:
         return sum(step.rows for step in self.steps) / self.seconds
 
 
-def take(case: Case, way: Way, *, compiled: bool) -> Turn:
+def take(case: Case, way: Way, memory: DeviceMemory, *, compiled: bool) -> Turn:
     """Train some steps, then some more under the profiler."""
     warm_up = 1 if case.tiny else WARM_UP_COMPILED if compiled else WARM_UP
     count, traced = (TINY_STEPS, 1) if case.tiny else (STEPS, TRACED)
@@ -73,7 +72,7 @@ def take(case: Case, way: Way, *, compiled: bool) -> Turn:
     steps = [way.step(number) for number in timed]
     synchronise(case)
     seconds = time.perf_counter() - begun
-    most = torch.cuda.max_memory_allocated(case.device) if case.is_cuda else None
+    most = memory.peak()
     events = trace(case, lambda: [way.step(number) for number in range(timed.stop, timed.stop + traced)])
     found = Turn(steps=steps, seconds=seconds, bytes=most, events=events)
     if isinstance(way, Ours):
@@ -88,14 +87,11 @@ def take_all(case: Case, wrong: list[str]) -> Mapping[str, list[Turn]]:
     turns: dict[str, list[Turn]] = {name: [] for name in makes}
     for _ in range(1 if case.tiny or compiled else ROUNDS[model]):
         for name, make in makes.items():
-            gc.collect()
-            if case.is_cuda:
-                torch.cuda.empty_cache()
-                torch.cuda.reset_peak_memory_stats(case.device)
+            memory = DeviceMemory(case)
             with noting(name, wrong):
                 way = make()
                 try:
-                    turns[name].append(take(case, way, compiled=compiled))
+                    turns[name].append(take(case, way, memory, compiled=compiled))
                 finally:
                     way.close()
                     del way

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from _big_models import FULL, TINY
 from _case import Case
+from _device_memory import DeviceMemory
 from _offload import Cost
 from _other_models import Plain, Transformers
 from _padded import NO_LABEL, Batch, Batches
@@ -96,6 +97,18 @@ def test_what_the_profiler_saw_of_the_device_is_read(monkeypatch: pytest.MonkeyP
     assert trace(GPU, lambda: done.append(1)) == [DeviceEvent(KERNEL, 1.0, 3.0)]
     assert trace(case_of(), lambda: done.append(2)) == ()
     assert done == [1, 2]
+
+
+def test_memory_is_counted_beside_what_was_held_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU, from the moment at which counting begins."""
+    asked: list[str] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: asked.append("empty"))
+    monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda _device: asked.append("reset"))
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda _device: 300)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda _device: 1000)
+    assert DeviceMemory(GPU).peak() == 700
+    assert asked == ["empty", "reset"]
+    assert DeviceMemory(case_of()).peak() is None
 
 
 def test_the_optimizer_on_the_host_trains_as_on_the_device() -> None:
