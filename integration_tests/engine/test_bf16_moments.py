@@ -39,7 +39,7 @@ def in_bf16(modules: Modules, plugin: str, **more: Any) -> Table:
     return settings
 
 
-@pytest.mark.parametrize(("layout", "plugin"), in_turn(LAYOUTS, PLUGINS))
+@pytest.mark.parametrize(("layout", "plugin"), in_turn(LAYOUTS, list(PLUGINS)))
 def test_weights_move_as_with_moments_in_fp32(layout: str, plugin: str, pool: Pool) -> None:
     """The first gradients are the same; after some steps weights are near those of one process."""
     settings = table(LAYOUTS[layout], microbatches=2)

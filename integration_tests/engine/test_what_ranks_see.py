@@ -51,7 +51,7 @@ def look(rank: int, modules: Mapping[str, Mapping[str, Any]], blind: int | None 
     for part in trainer.model.parts_of("language"):
         part.module.register_forward_pre_hook(note)
     data = trainer._cut(1)
-    loss = trainer.accumulate(1).loss
+    loss = float(trainer.accumulate(1).loss)
     return Seen(
         parameters=set(trainer.model.parameters_by_name),
         calls=calls,
