@@ -57,16 +57,18 @@ def launches(events: Iterable[DeviceEvent]) -> int:
 
 
 def idle_share(events: Sequence[DeviceEvent]) -> float:
-    """Return in which share of the time, from the first event to the end of the last, no kernel ran."""
+    """Return in which share of the time, from the first event to the end of the last, no kernel ran; 1 without any."""
+    if not events:
+        return 1.0
     begin, end = min(event.begin for event in events), max(event.end for event in events)
     return 1 - _length(_merged(_spans(events, copies=False))) / (end - begin)
 
 
 def hidden_share(events: Sequence[DeviceEvent]) -> float:
-    """Return in which share of the time of copies between host and device a kernel ran."""
+    """Return in which share of the time of copies between host and device a kernel ran; 0 without copies."""
     copies, kernels = (_merged(_spans(events, copies=copies)) for copies in (True, False))
     both = [(max(a, c), min(b, d)) for a, b in copies for c, d in _near(kernels, a, b)]
-    return _length(both) / _length(copies)
+    return _length(both) / _length(copies) if copies else 0.0
 
 
 def copied_seconds(events: Sequence[DeviceEvent]) -> float:

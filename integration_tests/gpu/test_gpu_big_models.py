@@ -70,6 +70,7 @@ def test_what_a_gpu_did_is_added_up() -> None:
     assert idle_share(events) == pytest.approx(1 - 5 / 10)
     assert copied_seconds(events) == pytest.approx(5.5)
     assert hidden_share(events) == pytest.approx((1 + 1 + 0.5) / 5.5)
+    assert (idle_share([]), hidden_share(events[:3])) == (1, 0), "what was not seen is not good"
 
 
 def test_what_the_profiler_saw_of_the_device_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
