@@ -1,6 +1,6 @@
 """Processes of a run: the rank of this one, its device, its heartbeat; and the lock of the run directory."""
 
-from mimo.launch.process.gpus import Device, Gpus, choose_device, count_present, find_gpus
+from mimo.launch.process.gpus import Device, Gpus, choose_device, count_gpus, find_gpus
 from mimo.launch.process.heartbeat import Activity, Heartbeat, Status, group_timeout
 from mimo.launch.process.process_info import (
     ProcessInfo,
@@ -23,7 +23,7 @@ __all__ = [
     "Status",
     "check_unlocked",
     "choose_device",
-    "count_present",
+    "count_gpus",
     "find_gpus",
     "group_timeout",
     "is_joining",

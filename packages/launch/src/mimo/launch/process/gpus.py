@@ -37,7 +37,7 @@ class Gpus:
     torch: str = "torch"
 
 
-def count_present() -> int:
+def count_gpus() -> int:
     """Return how many GPUs this process can open, without torch, which may not be able to use them."""
     return sum(map(_opens, Path("/dev").glob("nvidia[0-9]*")))
 
@@ -48,7 +48,7 @@ def find_gpus() -> Gpus:
 
     visible = torch.cuda.device_count() if torch.cuda.is_available() else 0
     built = f"CUDA {torch.version.cuda}" if torch.version.cuda else "no CUDA"
-    present = 0 if visible else count_present()
+    present = 0 if visible else count_gpus()
     return Gpus(visible=visible, present=present, torch=f"torch {torch.__version__} (built for {built})")
 
 

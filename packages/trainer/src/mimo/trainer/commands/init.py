@@ -13,10 +13,10 @@ def init(file: Path | None = None, /) -> None:
     Args:
         file: where to; it must not exist.
     """
-    from mimo.launch import count_present
+    from mimo.launch import count_gpus
     from mimo.trainer.config.template import example_text
 
-    text = example_text(on_gpus=count_present() > 0)
+    text = example_text(on_gpus=count_gpus() > 0)
     if file is None:
         print(text, end="")
         return
