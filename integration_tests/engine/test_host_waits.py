@@ -11,8 +11,10 @@ import torch
 from accelerator import Wait, accelerator
 from jobs import make_job
 from tables import Table, table, world_of
+from test_memory_peak import of_library
 from test_oracle import SOFTMAX, on
 from test_oracle_audio import CONFIGS as WHISPER
+from test_oracle_images import settings_of
 from test_oracle_mamba import CONFIG as HYBRID
 from test_oracle_radio import CONFIGS as RADIO
 from test_oracle_vision import FAMILIES as VISION
@@ -43,7 +45,13 @@ CASES: Mapping[str, Mapping[str, Any]] = {
         for name, config in RADIO.items()
     },
 }
-LAYERS_OF_EXPERTS = {"experts": 2, "hybrid": 1}
+LIBRARY: Mapping[str, Callable[[], Table]] = {
+    "llama and siglip of transformers": lambda: of_library(table(**CASES["decoder"], microbatches=2), "llama"),
+    "a mixture of transformers": lambda: of_library(table(**CASES["decoder"], microbatches=2), "qwen3_moe"),
+    "rows that see each other, tp2": lambda: settings_of("tp2, lanes", "items"),
+    "rows behind layers, cp2 pp2": lambda: settings_of("cp2 pp2", "deep grids"),
+}
+LAYERS_OF_EXPERTS = {"experts": 2, "hybrid": 1, "a mixture of transformers": 4}
 
 
 def waits_of_a_step(rank: int, settings: Table) -> Counter[Wait]:
@@ -56,10 +64,10 @@ def waits_of_a_step(rank: int, settings: Table) -> Counter[Wait]:
         return waits
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *LIBRARY])
 def test_a_step_waits_once_and_once_for_the_rows_of_experts(case: str, pool: Pool) -> None:
     """On each rank; no operation's shape follows from numbers, and none has tensors of host and device."""
-    settings = table(**{**CASES[case], "microbatches": MICROBATCHES})
+    settings = LIBRARY[case]() if case in LIBRARY else table(**CASES[case], microbatches=MICROBATCHES)
     settings["data"]["workers"] = 0  # threads would send items beside the step
     for waits in pool.run(world_of(settings), waits_of_a_step, settings):
         places = Counter[str]()
