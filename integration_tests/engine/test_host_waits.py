@@ -20,6 +20,7 @@ from test_oracle_radio import CONFIGS as RADIO
 from test_oracle_vision import FAMILIES as VISION
 from torch import Tensor
 
+from mimo.model.runtime import to_device
 from mimo.testing import Pool
 from mimo.trainer import Trainer
 
@@ -34,6 +35,13 @@ CASES: Mapping[str, Mapping[str, Any]] = {
     "stages on two ranks": {"modules": {"vision": on(0, 0), "language": on(0, 1, pp=2)}},
     "an encoder on other ranks": {"modules": {"vision": on(0, 0), "language": on(1, 1)}},
     "experts": {"modules": {"vision": HERE, "language": HERE}, "language": SOFTMAX, "seed": 11},
+    "experts over lanes": {"modules": {"vision": HERE, "language": on(0, 1, ep=2)}, "language": SOFTMAX, "seed": 11},
+    "recomputed": {"modules": {"vision": HERE, "language": {**HERE, "recompute": "full"}}},
+    "recomputed experts": {
+        "modules": {"vision": HERE, "language": {**HERE, "recompute": "full"}},
+        "language": SOFTMAX,
+        "seed": 11,
+    },
     "hybrid": {"modules": {"vision": HERE, "language": {**HERE, "plugin": "hybrid", "config": HYBRID}}},
     **{f"vision {name}": {"modules": {"vision": {**HERE, **keys}, "language": HERE}} for name, keys in VISION.items()},
     **{
@@ -51,7 +59,13 @@ LIBRARY: Mapping[str, Callable[[], Table]] = {
     "rows that see each other, tp2": lambda: settings_of("tp2, lanes", "items"),
     "rows behind layers, cp2 pp2": lambda: settings_of("cp2 pp2", "deep grids"),
 }
-LAYERS_OF_EXPERTS = {"experts": 2, "hybrid": 1, "a mixture of transformers": 4}
+LAYERS_OF_EXPERTS = {
+    "experts": 2,
+    "experts over lanes": 2,
+    "recomputed experts": 2 * 2,  # backward sends the rows again
+    "hybrid": 1,
+    "a mixture of transformers": 4,
+}
 
 
 def waits_of_a_step(rank: int, settings: Table) -> Counter[Wait]:
@@ -84,6 +98,7 @@ PLANTED: Mapping[str, Callable[[Tensor], object]] = {
     "shape": lambda x: x.nonzero(),
     "mask": lambda x: x[x > 0],
     "copy to the device": lambda x: torch.tensor([1.0, 2.0], device=x.device),
+    "copy to the device from other memory": lambda x: torch.ones(2).to(x.device, non_blocking=True),
     "copy to the host": lambda x: x.cpu(),
     "tensors of both in aten.add.Tensor": lambda x: x + torch.ones(3),
 }
@@ -99,7 +114,7 @@ def waits_planted(_rank: int) -> dict[str, list[Wait]]:
             wait(x.detach())
             found[name] = list(waits.elements())
         waits.clear()
-        y = torch.arange(3).to(device, non_blocking=True)
+        y = to_device(torch.arange(3), device)
         (x[y] * 2.0).cumsum(0).sum().backward()
         assert x.grad is not None
         x.grad.view(-1)[1] = 5.0
@@ -112,6 +127,6 @@ def test_planted_waits_are_found_by_their_lines(pool: Pool) -> None:
     """Each of its kind and where it stands; what waits for nothing is not among them."""
     (found,) = pool.run(1, waits_planted)
     for name, wait in PLANTED.items():
-        line = wait.__code__.co_firstlineno
-        assert found[name] == [Wait(name.removesuffix(" in a condition"), f"test_host_waits.py:{line}")], name
+        kind = name.removesuffix(" in a condition").removesuffix(" from other memory")
+        assert found[name] == [Wait(kind, f"test_host_waits.py:{wait.__code__.co_firstlineno}")], name
     assert found[""] == []

@@ -2,8 +2,9 @@
 
 Every operation on such a tensor passes through here, of forward, backward and optimizer. A GPU works through a queue;
 the host waits until it is empty where it reads a number (`Tensor.item`, `bool`), where a shape follows from numbers
-(`nonzero`, a mask as an index), and where it copies to or from the device unless the copy says ``non_blocking``.
-Tensors of both in one operation are an error on a GPU, but for single numbers.
+(`nonzero`, a mask as an index), and where it copies to or from the device, unless the copy says ``non_blocking`` and,
+on the way there, what is copied lies in page-locked memory. Tensors of both in one operation are an error on a GPU, but
+for single numbers.
 
 It changes the process that it is used in: one that ends after it.
 """
@@ -26,7 +27,6 @@ from torch.utils._python_dispatch import TorchDispatchMode, return_and_correct_a
 from torch.utils._pytree import tree_leaves, tree_map
 
 from mimo.topology import collectives
-from mimo.trainer.items import staging
 
 NAME = "lazy"
 """A kind of device that this torch has no code for, and whose backward runs in the thread that calls it."""
@@ -34,7 +34,7 @@ _OURS = ("/mimo/", "/mimo_")
 aten = torch.ops.aten
 _SHAPED_BY_NUMBERS = frozenset(
     {
-        *(aten.nonzero.default, aten.masked_select.default, aten.bincount.default, aten.repeat_interleave.Tensor),
+        *(aten.nonzero.default, aten.masked_select.default, aten.bincount.default, aten.histc.default),
         *(aten._unique2.default, aten.unique_dim.default, aten.unique_consecutive.default),
     }
 )
@@ -103,16 +103,17 @@ def _kind(func: Any, args: Any, kwargs: Any) -> str:
     kind = ""
     if func is aten._to_copy.default:
         goes = here[0] if kwargs.get("device") is None else _is_here(kwargs["device"])
-        kind = _copying(kwargs.get("non_blocking"), source=here[0], target=goes)
+        kind = _copying(kwargs.get("non_blocking"), args[0], source=here[0], target=goes)
     elif func is aten.copy_.default:
         target, source = here
         waits = args[1].dim() or source  # a single number of the host goes along with the operation
-        kind = _copying(any(args[2:]) or kwargs.get("non_blocking"), source=source, target=target) if waits else ""
+        beside = any(args[2:]) or kwargs.get("non_blocking")
+        kind = _copying(beside, args[1], source=source, target=target) if waits else ""
     elif not any(here) or func.namespace != "aten":
         pass
-    elif func is aten._local_scalar_dense.default:
+    elif func in {aten._local_scalar_dense.default, aten.equal.default}:
         kind = "number"
-    elif func in _SHAPED_BY_NUMBERS:
+    elif func in _SHAPED_BY_NUMBERS or (func is aten.repeat_interleave.Tensor and not kwargs.get("output_size")):
         kind = "shape"
     elif func in _INDEXING and any(one is not None and one.dtype in {torch.bool, torch.uint8} for one in args[1]):
         kind = "mask"
@@ -121,8 +122,8 @@ def _kind(func: Any, args: Any, kwargs: Any) -> str:
     return kind
 
 
-def _copying(non_blocking: object, *, source: bool, target: bool) -> str:
-    if non_blocking or source == target:
+def _copying(non_blocking: object, x: Tensor, *, source: bool, target: bool) -> str:
+    if source == target or (non_blocking and (source or hasattr(x, "is_page_locked"))):
         return ""
     return "copy to the device" if target else "copy to the host"
 
@@ -145,6 +146,10 @@ class _Functions(TorchFunctionMode):
         if func in {Tensor.tolist, Tensor.numpy} and isinstance(args[0], OnDevice):
             self._note("number")
             return func(args[0].held, *args[1:], **kwargs)
+        if func is Tensor.pin_memory:  # which a machine without accelerators doesn't have
+            locked = args[0].clone()
+            locked.is_page_locked = True
+            return locked
         return func(*args, **kwargs)
 
 
@@ -186,7 +191,7 @@ def accelerator(own: str = "") -> Iterator[tuple[torch.device, Counter[Wait]]]:
     known = collectives._backends
     with ExitStack() as stack:
         stack.enter_context(patch.object(collectives, "_backends", lambda group: {**known(group), NAME: "gloo"}))
-        stack.enter_context(patch.object(staging.Staging, "to", lambda _device, ahead_bytes: None))  # noqa: ARG005
+        stack.enter_context(patch.object(torch, NAME, torch.cpu, create=True))  # where recomputation looks for its own
         stack.enter_context(_Functions(note))
         stack.enter_context(_Operations(note))
         yield torch.device(NAME, 0), waits

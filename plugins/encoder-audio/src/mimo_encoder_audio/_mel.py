@@ -10,6 +10,7 @@ import math
 import torch
 from torch import Tensor
 
+from mimo.model.runtime import to_device
 from mimo_encoder_audio._config import HOP, RATE
 
 _FFT = 400  # samples that a frame sees, 25 ms
@@ -44,5 +45,5 @@ def log_mel(wave: Tensor, *, mels: int) -> Tensor:
     """
     window = torch.hann_window(_FFT, device=wave.device)
     spectrum = torch.stft(wave, _FFT, HOP, window=window, return_complex=True)[:, :-1]
-    levels = (mel_filters(mels).to(wave.device, non_blocking=True) @ spectrum.abs().square()).clamp(min=_FLOOR).log10()
+    levels = (to_device(mel_filters(mels), wave.device) @ spectrum.abs().square()).clamp(min=_FLOOR).log10()
     return (levels.maximum(levels.max() - _RANGE) + 4) / 4

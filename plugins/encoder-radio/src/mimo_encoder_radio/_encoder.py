@@ -14,7 +14,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
-from mimo.model.runtime import EncoderLayer, Linear, PackedEncoder, Projector, packed_patches, touched_by
+from mimo.model.runtime import EncoderLayer, Linear, PackedEncoder, Projector, packed_patches, to_device, touched_by
 from mimo_encoder_radio._config import RadioConfig
 from mimo_encoder_radio._grids import Grid, grids_of
 from mimo_encoder_radio._positions import Positions, Prefix
@@ -90,7 +90,7 @@ class Radio(PackedEncoder):
         pixels = packed_patches(images[touched], patch=self.config.patch, like=weight, width=weight.shape[1])[mine]
         embedded = self.patch(pixels)
         embedded = embedded + self.positions(grids[touched], mine).to(embedded)
-        place = source.where(source < len(learned), source - mine.start).to(weight.device, non_blocking=True)
+        place = to_device(source.where(source < len(learned), source - mine.start), weight.device)
         return self.rows.pad(torch.cat((learned, embedded)).index_select(0, place), total=sum(lengths))
 
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mimo.model.runtime import to_device
 from mimo_encoder_radio._grids import Grid
 
 _STD = 0.02  # of initial values, as RADIO's
@@ -66,9 +67,9 @@ class Positions(nn.Module):
         index, share = (torch.cat(each)[rows] for each in zip(*map(places.__getitem__, (*grids, (0, 0))), strict=True))
         # One pass with one gradient of the table, however many images there are.
         return functional.embedding_bag(
-            index.to(table.device, non_blocking=True),
+            to_device(index, table.device),
             table,
-            per_sample_weights=share.to(table, non_blocking=True),
+            per_sample_weights=to_device(share, table.device, table.dtype),
             mode="sum",
         )
 

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from mimo.model.runtime import to_device
+
 
 def sine_positions(grid: tuple[int, int], *, width: int, like: Tensor) -> Tensor:
     """Return the 2-D sine-cosine positions [T, W] of the patches of a grid (down, across).
@@ -21,7 +23,7 @@ def sine_positions(grid: tuple[int, int], *, width: int, like: Tensor) -> Tensor
     down, across = grid
     place = torch.cartesian_prod(torch.arange(down), torch.arange(across)).view(-1, 2)
     wide = torch.promote_types(like.dtype, torch.float32)
-    place = place.to(like.device, wide, non_blocking=True)  # [T, 2]
+    place = to_device(place, like.device, wide)  # [T, 2]
     frequencies = 10000.0 ** -(torch.arange(width // 4, dtype=wide, device=like.device) / (width // 4))
     angles = place.unsqueeze(2) * frequencies  # [T, 2, W / 4]
     return torch.cat((angles.sin(), angles.cos()), 2).flatten(1).to(like)
@@ -40,7 +42,7 @@ def resized_positions(table: Tensor, grid: tuple[int, int], *, antialias: bool) 
     if grid == (side, side):
         return table
     wide = table.to(torch.promote_types(table.dtype, torch.float32))
-    down, across = (_shares(count, side, antialias=antialias).to(wide, non_blocking=True) for count in grid)
+    down, across = (to_device(_shares(count, side, antialias=antialias), wide.device, wide.dtype) for count in grid)
     rows = (down @ wide.view(side, -1)).view(grid[0], side, -1)  # [down, S, W]
     return (across @ rows).flatten(0, 1).to(table.dtype)
 

@@ -64,6 +64,7 @@ from mimo.model.layers import (
     vocabulary_cross_entropy,
 )
 from mimo.model.parallel import ContextAxis, Dispatch, ExpertAxis, Split, TensorAxis
+from mimo.topology.device_copies import to_device
 from mimo.topology.meshes import gradient_of, local
 
 __all__ = [
@@ -144,6 +145,7 @@ __all__ = [
     "split_encoder",
     "split_stage",
     "stage_without_storage",
+    "to_device",
     "touched_by",
     "trainable_paths",
     "turn",

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from mimo.model.attention.chunks import Spans
 from mimo.model.attention.segments import Segments
+from mimo.topology.device_copies import to_device
 
 
 @attrs.frozen
@@ -109,7 +110,7 @@ class CacheStep:
         for length in self.lengths:
             rows.append(torch.arange(start + max(0, length - self.capacity), start + length))
             start += length
-        return torch.cat(rows).to(self.device, non_blocking=True)
+        return to_device(torch.cat(rows), self.device)
 
     def places(self, heads: int) -> Tensor:
         """Return the places that the heads of saved rows take among [sequences, heads, capacity]: row by row."""
@@ -139,7 +140,7 @@ class CacheStep:
             if length:
                 order += [torch.arange(seen, seen + held), torch.arange(total + start, total + start + length)]
                 seen, start = seen + held, start + length
-        return torch.cat(order).to(self.device, non_blocking=True)
+        return to_device(torch.cat(order), self.device)
 
     def _index(self, spans: Sequence[tuple[int, int, int]], heads: int) -> Tensor:
         """Return the places of rows of sequences, from one to another, as each head's."""
@@ -152,7 +153,7 @@ class CacheStep:
                 for sequence, start, stop in spans
             )
             rows = torch.cat([torch.arange(0), *pieces])
-        return (rows.unsqueeze(1) + torch.arange(heads) * self.capacity).flatten().to(self.device, non_blocking=True)
+        return to_device((rows.unsqueeze(1) + torch.arange(heads) * self.capacity).flatten(), self.device)
 
     def segments(self, window: int = 0) -> Segments:
         """Return where the sequences lie, for layers whose rows see at most ``window`` rows; 0 for all.

@@ -15,6 +15,7 @@ from torch.nn.attention.bias import causal_lower_right
 
 from mimo.model.attention.batches import pieces_of
 from mimo.model.attention.chunks import Chunk, Spans
+from mimo.topology.device_copies import to_device
 
 
 @attrs.frozen(eq=False)
@@ -67,7 +68,7 @@ def call_of(
         queries, mask = max(chunk.rows for chunk in chunks), None
         if min(keys) < longest:
             mask = torch.arange(longest) < torch.tensor(keys).unsqueeze(1)
-            mask = mask.view(len(chunks), 1, 1, longest).to(device, non_blocking=True)
+            mask = to_device(mask.view(len(chunks), 1, 1, longest), device)
         return Call(len(chunks), queries, longest, (Piece(slice(queries), slice(longest), mask),))
     rows = range(min(chunk.start for chunk in chunks), max(chunk.stop for chunk in chunks))
     inside = [chunk.items(items[chunk.segment]) for chunk in chunks] if items else []
@@ -108,6 +109,6 @@ def _pieces(rows: range, window: int, device: torch.device, inside: Sequence[Spa
                 for low, high in spans:
                     item = slice(max(low - start, 0), high - start), slice(max(low - first, 0), high - first)
                     seen[chunk, 0][item] = True
-        mask = seen.triu(start - first - window + 1).to(device, non_blocking=True)
+        mask = to_device(seen.triu(start - first - window + 1), device)
         pieces.append(Piece(slice(start - rows.start, stop - rows.start), slice(first, last), mask))
     return tuple(pieces)

@@ -19,6 +19,7 @@ from mimo.model.attention.batches import CALL_COSTS, batch
 from mimo.model.attention.call_rows import keys_of, queries_of
 from mimo.model.attention.calls import Call, call_of
 from mimo.model.attention.chunks import Cut
+from mimo.topology.device_copies import to_device
 
 _ALIGNED = 8  # the kernels of GPUs take head widths that are multiples of it
 
@@ -68,7 +69,7 @@ class PaddedCalls:
         keys = queries
         if gathered is not None:
             keys = keys_of(gathered, cut.chunks, batches, calls, keys=cut.keys, lengths=cut.lengths)
-        queries, keys, inverse = (index.to(device, non_blocking=True) for index in (queries, keys, inverse))
+        queries, keys, inverse = (to_device(index, device) for index in (queries, keys, inverse))
         return cls(calls, queries, keys, inverse)
 
     def attend(

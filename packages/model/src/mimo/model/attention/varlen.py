@@ -19,6 +19,7 @@ from torch.nn.attention.varlen import varlen_attn
 
 from mimo.model.attention.call_rows import chunk_keys
 from mimo.model.attention.chunks import Cut
+from mimo.topology.device_copies import to_device
 
 WIDEST = 256
 """Head width that the kernel takes at most."""
@@ -46,7 +47,7 @@ class VarlenCall:
     def of(cls, cut: Cut, *, gathered: Tensor | None, device: torch.device) -> VarlenCall:
         """Return the call; for the arguments see `PaddedCalls.of`."""
         rows = [chunk.rows for chunk in cut.chunks]
-        index = None if gathered is None else chunk_keys(gathered, cut).to(device, non_blocking=True)
+        index = None if gathered is None else to_device(chunk_keys(gathered, cut), device)
         return cls(
             _ends(rows, device), _ends(cut.keys, device), (max(rows, default=0), max(cut.keys, default=0)), index
         )
@@ -73,4 +74,4 @@ def takes_varlen(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def _ends(sizes: Sequence[int], device: torch.device) -> Tensor:
-    return torch.tensor([0, *accumulate(sizes)], dtype=torch.int32).to(device, non_blocking=True)
+    return to_device(torch.tensor([0, *accumulate(sizes)], dtype=torch.int32), device)

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from mimo.model.attention import Segments
 from mimo.model.parallel import ContextAxis, TensorAxis
+from mimo.topology.device_copies import to_device
 
 
 @attrs.frozen(kw_only=True)
@@ -104,7 +105,7 @@ class PackedRows:
         """
         count = len(index)
         mine = self.held(count)
-        index = index[mine.start : mine.stop].to(x.device, non_blocking=True)
+        index = to_device(index[mine.start : mine.stop], x.device)
         rows = self.gather(x, total=total) if self.slices > 1 else x
         taken = rows.index_select(0, index.flatten()).view(len(index), index.shape[1:].numel() * x.shape[1])
         return self.pad(taken, total=count)

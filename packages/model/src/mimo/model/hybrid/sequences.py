@@ -17,6 +17,7 @@ from torch.nn import functional
 from mimo.model.attention import CacheStep, cut_segments
 from mimo.model.layers import SampleChunks
 from mimo.model.parallel import ContextAxis
+from mimo.topology.device_copies import to_device
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -78,8 +79,8 @@ class Sequences:
             rows=rows,
             counts=tuple(sum(one.rows for one in each) for each in held),
             chunks=SampleChunks.of(lengths if step is None else (), chunk=chunk, device=device),
-            order=None if place is None else place.argsort().to(device, non_blocking=True),
-            place=None if place is None else place.to(device, non_blocking=True),
+            order=None if place is None else to_device(place.argsort(), device),
+            place=None if place is None else to_device(place, device),
             context=context,
             pieces=() if step is None else tuple(_pieces(step, chunk)),
         )

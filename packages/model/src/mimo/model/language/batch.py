@@ -9,6 +9,8 @@ import attrs
 import torch
 from torch import Tensor
 
+from mimo.topology.device_copies import to_device
+
 NO_LABEL = -100
 """Label of a row that takes no part in the loss."""
 
@@ -160,7 +162,7 @@ class LanguageBatch:
         """Return the batch of whole samples, as one context rank holds them; ``next_tokens`` of its `MtpLabels`."""
         samples = torch.full_like(tokens, len(lengths))
         indices = torch.arange(len(lengths), device=tokens.device)
-        owned = indices.repeat_interleave(torch.tensor(lengths, dtype=torch.long).to(tokens.device, non_blocking=True))
+        owned = indices.repeat_interleave(to_device(torch.tensor(lengths, dtype=torch.long), tokens.device))
         samples[: len(owned)] = owned
         targets = labels != NO_LABEL if weights is None else weights > 0
         counts = torch.bincount(samples[targets], minlength=len(lengths))

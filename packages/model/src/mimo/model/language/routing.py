@@ -18,6 +18,7 @@ from mimo.model.language.batch import LanguageBatch
 from mimo.model.layers import Choices
 from mimo.model.parallel import ExpertAxis, TensorAxis, counts_of
 from mimo.model.spec import RouterLosses, load_name
+from mimo.topology.device_copies import to_device
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -72,7 +73,7 @@ def add_router_losses(
         batch.aux_losses.add_count(load_name(layer), load)
     like = next(iter(chosen.values())).scores
     lengths, weights = (
-        torch.tensor(numbers, dtype=like.dtype).to(like.device, non_blocking=True)
+        to_device(torch.tensor(numbers, dtype=like.dtype), like.device)
         for numbers in (batch.lengths, batch.label_weights)
     )
     lengths = lengths.clamp_min(1)  # [S]; one without rows has none to weigh

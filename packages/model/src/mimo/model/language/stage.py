@@ -30,6 +30,7 @@ from mimo.model.layers import (
 )
 from mimo.model.parallel import ContextAxis, ExpertAxis, TensorAxis
 from mimo.model.spec import Stage, StageConfig, has_embedding
+from mimo.topology.device_copies import to_device
 
 
 class LanguageStage(nn.Module):
@@ -167,7 +168,7 @@ class LanguageStage(nn.Module):
             found = found * following.weights[following.rows]
         shares = zip(batch.label_weights, following.label_weights, strict=True)
         factors = torch.tensor([weight / (own or 1) for weight, own in shares], dtype=found.dtype)  # [S]
-        factors = factors.to(found.device, non_blocking=True)
+        factors = to_device(factors, found.device)
         loss = (found * factors[batch.samples[following.rows]]).sum()
         return loss if self.axis.rank == 0 else loss - loss.detach()
 

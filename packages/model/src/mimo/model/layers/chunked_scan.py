@@ -20,6 +20,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from mimo.topology.device_copies import to_device
+
 _GONE = -64.0
 """What is left of a state after that, 2e-28 of it, counts as nothing: products with it would leave the normal range."""
 
@@ -86,7 +88,7 @@ class SampleChunks:
             "leaves": owner == owner[:, -1:],
             "passes": enters[:, -1],
         }
-        placed = {name: tensor.to(device, non_blocking=True) for name, tensor in found.items()}
+        placed = {name: to_device(tensor, device) for name, tensor in found.items()}
         return cls(rows=rows, count=count, size=size, wanted=chunk, **placed)
 
 

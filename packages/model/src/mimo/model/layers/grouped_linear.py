@@ -15,6 +15,7 @@ from mimo.model.layers.deferred_weights import WeightGradQueue
 from mimo.model.layers.low_rank import LowRank
 from mimo.model.layers.products import Grouped, multiply
 from mimo.model.layers.weights import initial_std
+from mimo.topology.device_copies import to_device
 
 
 class GroupedLinear(nn.Module):
@@ -51,6 +52,6 @@ class GroupedLinear(nn.Module):
         y = y if self.lora is None else y + self.lora(x, form=form)
         if self.bias is None:
             return y
-        each = torch.tensor(counts).to(y.device, non_blocking=True)
+        each = to_device(torch.tensor(counts), y.device)
         rows = self.bias.repeat_interleave(each, dim=0, output_size=len(y))
         return y + rows if self.adds_bias else y + 0 * rows  # its gradient then is zero, and not missing

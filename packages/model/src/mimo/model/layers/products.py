@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from mimo.model.graphs import content_of
 from mimo.model.layers.deferred_weights import WeightGradQueue
+from mimo.topology.device_copies import to_device
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ALIGNMENT = 16  # bytes
@@ -103,7 +104,7 @@ class Grouped:
         total += self.for_weight(gradient, x)
 
     def _ends(self, x: Tensor) -> Tensor:
-        return torch.tensor(self.counts, dtype=torch.int32).cumsum(0, dtype=torch.int32).to(x.device, non_blocking=True)
+        return to_device(torch.tensor(self.counts, dtype=torch.int32).cumsum(0, dtype=torch.int32), x.device)
 
 
 def _suits_kernel(x: Tensor, experts: int, outputs: int, inputs: int) -> bool:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mimo.model.layers.weights import initial_std
+from mimo.topology.device_copies import to_device
 
 Score: TypeAlias = Literal["softmax", "sigmoid"]
 """How logits become scores: shares of one, or each by itself."""
@@ -96,4 +97,4 @@ class Router(nn.Module):
         """
         assert self.bias is not None
         load = load.double()
-        self.bias.add_((load.mean() - load).sign().to(self.bias, non_blocking=True), alpha=rate)
+        self.bias.add_(to_device((load.mean() - load).sign(), self.bias.device, self.bias.dtype), alpha=rate)

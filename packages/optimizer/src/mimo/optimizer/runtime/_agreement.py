@@ -11,6 +11,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from mimo.topology.device_copies import to_device
+
 N = TypeVar("N", int, float, Tensor)
 
 NormBucket: TypeAlias = tuple[str, str]
@@ -118,14 +120,14 @@ def agree(
     mine += [values.get(name, 0) for values, names in named for name in names]
     mine += [squares.get(bucket, 0.0) for bucket in buckets]
     numbers = [0.0 if isinstance(value, Tensor) else value for value in mine]
-    vector = torch.tensor(numbers, dtype=torch.float64).to(device, non_blocking=True)
+    vector = to_device(torch.tensor(numbers, dtype=torch.float64), device)
     for place, value in enumerate(mine):
         if isinstance(value, Tensor):
             vector[place] = value
     sizes = dict(extra_sums or {})
     if sizes:
         nothing = {name: vector.new_zeros(size) for name, size in sizes.items()}
-        sums_of = (stats.extra_sums.get(name, nothing[name]).to(vector, non_blocking=True) for name in sizes)
+        sums_of = (to_device(stats.extra_sums.get(name, nothing[name]), device, vector.dtype) for name in sizes)
         vector = torch.cat([vector, *sums_of])
     if dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(vector)

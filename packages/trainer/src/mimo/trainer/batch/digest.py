@@ -19,6 +19,7 @@ from mimo.hooks import DataError
 from mimo.optimizer.runtime import WORD_BITS, WORDS
 from mimo.topology import Edge
 from mimo.topology.collectives import all_gather_single
+from mimo.topology.device_copies import to_device
 from mimo.trainer.batch.step_data import StepData
 from mimo.trainer.job.job import Job
 
@@ -74,9 +75,8 @@ def difference(job: Job, data: StepData, *, where: str, device: torch.device) ->
     layouts = data.layouts if dist.get_rank() in job.graph.ranks else []
     mine = torch.full((max(_counts(len(layouts), device)), _COLUMNS), -1, dtype=torch.long, device=device)
     if layouts:
-        mine[: len(layouts)] = torch.from_numpy(np.stack([_row(layout) for layout in layouts])).to(
-            device, non_blocking=True
-        )
+        rows = torch.from_numpy(np.stack([_row(layout) for layout in layouts]))
+        mine[: len(layouts)] = to_device(rows, device)
     everybody = mine.new_empty(dist.get_world_size() * len(mine), _COLUMNS)
     all_gather_single(everybody, mine)
     found = everybody.view(-1, *mine.shape).cpu().numpy()
@@ -101,7 +101,7 @@ def difference(job: Job, data: StepData, *, where: str, device: torch.device) ->
 def _counts(mine: int, device: torch.device) -> list[int]:
     """Return the numbers of all ranks. Collective."""
     everybody = torch.empty(dist.get_world_size(), dtype=torch.long, device=device)
-    all_gather_single(everybody, torch.tensor([mine]).to(device, non_blocking=True))
+    all_gather_single(everybody, to_device(torch.tensor([mine]), device))
     found: list[int] = everybody.tolist()
     return found
 

@@ -10,6 +10,7 @@ from torch import Tensor
 from mimo.data import PlacedItem
 from mimo.hooks import RunError, UserError
 from mimo.topology import Coordinates
+from mimo.topology.device_copies import to_device
 from mimo.trainer.batch.microbatch import Microbatch
 from mimo.trainer.batch.row_layout import held_rows
 from mimo.trainer.batch.step_data import StepData
@@ -128,14 +129,12 @@ def without_broken(module: JobModule, items: Sequence[PlacedItem], rows: Tensor,
     broken = torch.tensor([item.is_broken for item in items]).repeat_interleave(
         torch.tensor([item.rows for item in items])
     )
-    return rows.masked_fill(broken[held.start : held.stop, None].to(rows.device, non_blocking=True), 0)
+    return rows.masked_fill(to_device(broken[held.start : held.stop, None], rows.device), 0)
 
 
 def on_device(item: Item, job: Job, device: torch.device) -> Item:
     """Return a prepared item where a rank computes; in reduced precision its floating numbers in that."""
     precision = job.settings.run.precision
     dtype = None if precision == "fp32" else compute_dtype(precision)
-    moved = {
-        name: tensor.to(device, non_blocking=True) for name, tensor in item.items()
-    }  # first, so that the device converts
+    moved = {name: to_device(tensor, device) for name, tensor in item.items()}  # first, so that the device converts
     return {name: tensor.to(dtype if tensor.is_floating_point() else None) for name, tensor in moved.items()}

@@ -15,6 +15,7 @@ from mimo.hooks import PluginError
 from mimo.model import LanguageModelSpec
 from mimo.model.runtime import AuxLosses, LanguageBatch, MtpLabels, TensorAxis
 from mimo.schedule.runtime import LOSS
+from mimo.topology.device_copies import to_device
 from mimo.trainer.batch.microbatch import Microbatch
 from mimo.trainer.job.job import Job
 from mimo.trainer.step.predictions import gather_ids, predictions_of
@@ -124,7 +125,7 @@ def language_batch(packed: Packed, job: Job, device: torch.device, *, trains: bo
     """
 
     def tensor(values: NDArray[Any]) -> Tensor:
-        return torch.from_numpy(values).to(device, non_blocking=True)
+        return to_device(torch.from_numpy(values), device)
 
     weights = packed.weights
     return LanguageBatch(

@@ -128,7 +128,8 @@ class Trainer:
         self._samples = None if job.train is None else StepSamples(job, job.sample_order())
         self._routes = RouteCache()
         self._broken = BrokenSamples(job, places_of(self.programs), rank=rank)
-        self._staging = Staging.to(device, ahead_bytes=job.settings.data.ahead_bytes)
+        data = job.settings.data
+        self._staging = Staging.to(device, ahead_bytes=data.ahead_bytes) if data.workers else None
         reach = 1 + self._runner.prefetches
         self._loader = self._make_loader(self._cut, reach=reach, last=job.settings.run.steps)
         self._lookahead = BatchLookahead(
