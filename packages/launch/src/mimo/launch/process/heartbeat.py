@@ -101,9 +101,9 @@ class Heartbeat:
 
     def resume(self, is_over: Callable[[], bool] = lambda: True) -> None:
         """Record that it no longer waits, though its device may until ``is_over``."""
-        while self.unfinished and self.unfinished[0][2]():
+        while self.unfinished and _is_over(self.unfinished[0][2]):
             self.unfinished.popleft()
-        if self.awaited is not None and not is_over():
+        if self.awaited is not None and not _is_over(is_over):
             self.unfinished.append((*self.awaited, is_over))
         self.awaited = None
         self.changes += 1
@@ -171,14 +171,14 @@ def group_timeout(timeout: float) -> timedelta:
 
 def _first_left(messages: Iterable[tuple[str, int, Callable[[], bool]]]) -> tuple[str, int] | None:
     """Return the edge and the rank of the first message that has not come; None if all have."""
-    for edge, peer, is_over in messages:
-        try:
-            if is_over():
-                continue
-        except RuntimeError:  # it has failed, and so will never come
-            pass
-        return edge, peer
-    return None
+    return next(((edge, peer) for edge, peer, is_over in messages if not _is_over(is_over)), None)
+
+
+def _is_over(message: Callable[[], bool]) -> bool:
+    """Return whether a message has come; one that has failed never will."""
+    with contextlib.suppress(RuntimeError):
+        return message()
+    return False
 
 
 def _stack() -> Iterator[FrameType]:
