@@ -13,6 +13,6 @@ def to_device(x: Tensor, device: torch.device | str, dtype: torch.dtype | None =
     its turn. From other memory a copy may first wait until the accelerator has done all that it was given before.
     """
     device = torch.device(device)
-    if device.type == "cpu" or x.device.type != "cpu":
+    if device.type in {"cpu", "meta"} or x.device.type != "cpu":
         return x.to(device, dtype)
     return x.to(dtype=dtype).pin_memory().to(device, non_blocking=True)
