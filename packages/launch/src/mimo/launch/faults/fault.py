@@ -49,7 +49,7 @@ class Fault:
         text: what the user reads, rank included.
         explained: whether the text is an error of ours, which needs no other cause.
         waits: where the other ranks waited, a line each.
-        hangs: whether ranks went on no more, so that what each of them waits for says why.
+        hangs: whether ranks made no more progress, so that what each of them waits for says why.
     """
 
     rank: int

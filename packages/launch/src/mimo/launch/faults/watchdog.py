@@ -54,7 +54,7 @@ class Terms:
         timeout: seconds without progress on any rank after which the run ends.
         stops: whether the task reads `Heartbeat.stops`, and so ends by itself after SIGTERM or SIGHUP.
         on_failure: called with the fault that ended the run, once rank 0 holds the run directory; it may write there.
-        on_hang: likewise, with its rank on each one that still answers, where the run ends as ranks go on no more.
+        on_hang: likewise, with its rank on each one that still answers, where the run ends as ranks stand still.
         on_start: called on rank 0 when all ranks have joined and none has failed.
         enter: called on rank 0 to lock the run directory before any rank writes there; None where it needs no lock, or
             the launcher has it.

@@ -6,8 +6,8 @@ same time: a step with two ranks on CPUs takes gathered 0.96, 0.98 and 1.11 time
 1,024 and 2,048 tokens a sample (`benchmarks/cp.py`), where the ring may join parts by kernels that PyTorch doesn't
 promise, and asks for samples of one length without padding. Gathering takes any lengths and the public kernel; what it
 costs is room for the keys and values of whole samples.
-Shapes: T rows, N query heads, K key-value heads, D head width, G rows of all context ranks without padding; in one
-call C chunks of segments, Q rows of each, which look at L rows.
+Shapes: T rows, N query heads, K key-value heads, D head width; G rows that are looked at; C segments of one row each,
+which looks at L rows.
 """
 
 from __future__ import annotations
@@ -35,22 +35,7 @@ def attend(
     soft_cap: float | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Return scaled dot-product attention [T, N, D] of each row to its own segment; padding at the end gets zeros.
-
-    With several context ranks every one of them must call it, those without rows too.
-
-    Args:
-        query: [T, N, D].
-        key: [T, K, D], or of all `Segments.held` rows; of `Segments.single_rows` [C, K, L, D]. K divides N, and each
-            key-value head serves N / K query heads in a row (Ainslie et al. 2023, arXiv:2305.13245).
-        value: like ``key``, of any width.
-        segments: of these T rows.
-        heads: [N] the key-value head of each query head, where they are not served in equal rows.
-        scale: of the scores, 1 / sqrt(D) if None.
-        soft_cap: bounds the scores s as ``soft_cap * tanh(s / soft_cap)`` (Gemma Team 2024, arXiv:2408.00118).
-        sinks: [N] a score of each head that takes part in its softmax and adds nothing (OpenAI 2025,
-            arXiv:2508.10925).
-    """
+    """Return what `mimo.model.attention.attend` does for segments as they are; it describes the arguments."""
     assert query.shape[0] == segments.rows, f"{query.shape[0]} rows, segments of {segments.rows}"
     scale = query.shape[-1] ** -0.5 if scale is None else scale
     if key.dim() == query.dim() + 1:

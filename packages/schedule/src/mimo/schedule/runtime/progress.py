@@ -18,7 +18,7 @@ class Progress(Protocol):
         """Record that this rank waits for another one to send rows of an edge, or to receive them."""
 
     def resume(self, is_over: Callable[[], bool]) -> None:
-        """Record that this process goes on; its device may still wait until ``is_over``, which any thread may ask."""
+        """Record that this process no longer waits; its device may, until ``is_over``, which any thread may call."""
 
 
 class NullProgress:
