@@ -80,6 +80,7 @@ def _modules(draw: st.DrawFn, name: str, chunks: tuple[int, ...], placement: Pla
         batch_factor=factor if held == 1 else 1,
         recompute=draw(st.sampled_from(("none", "selective", "full"))),
         gathers=draw(st.booleans()),
+        feeds=draw(st.sampled_from(("first", "first", "last"))),
     )
 
 

@@ -1,5 +1,6 @@
 """The module graph: edges, gradient, actors, refusals."""
 
+import attrs
 import pytest
 
 from mimo.hooks import ConfigError
@@ -26,6 +27,34 @@ def test_topology_edges_join_stages_and_modules() -> None:
     ]
     assert graph.edges[1].source == StageId("vision", 1)
     assert graph.edges[1].target == StageId("language", 0)
+
+
+def test_topology_a_module_may_feed_the_last_stage() -> None:
+    """Its edge then ends there, beside that of the stage before, and the stages before know nothing of it."""
+    teacher = attrs.evolve(module("teacher", range(2), (False, False), pp=2), feeds="last")
+    graph = ModuleGraph(modules=(module("language", range(2, 5), pp=3), teacher), arrows=(("teacher", "language"),))
+    last = StageId("language", 2)
+    assert graph.fed_stage("teacher", "language") == last
+    assert [edge.name for edge in graph.inputs(last)] == ["language.1-2", "teacher->language"]
+    assert [edge.gradient for edge in graph.inputs(last)] == [True, False]
+    assert graph.inputs(StageId("language", 0)) == ()
+    assert graph.outputs(StageId("teacher", 1)) == graph.inputs(last)[1:]
+
+
+def test_topology_modules_may_follow_the_language_model() -> None:
+    """Whatever trains before them, they send gradients back, frozen or not."""
+    graph = ModuleGraph(
+        modules=(
+            module("drawer", range(4, 5), (False,)),
+            module("language", range(2, 4), pp=2),
+            module("vision", range(2), (False, True), pp=2),
+        ),
+        arrows=(("vision", "language"), ("language", "drawer"), ("vision", "drawer")),
+    )
+    assert graph.order == ("vision", "language", "drawer")
+    into = graph.inputs(StageId("drawer", 0))
+    assert {edge.name: edge.gradient for edge in into} == {"vision->drawer": True, "language->drawer": True}
+    assert graph.runs_backward(StageId("drawer", 0))
 
 
 def test_topology_gradient_flows_only_where_something_upstream_trains() -> None:

@@ -32,7 +32,8 @@ EFFORT = 30
 """Of the solver at most, in its deterministic units of about a second; no case here needs one. By one worker it is the
 same on every machine, and sooner done than by two."""
 ALLOWED = 1.05
-CASES = 56
+ENCODERS, CASES = 56, 72
+"""Seeds below the first have encoders alone."""
 TASKS = 72
 """That a case may have: with more the solver rarely ends. Cases drawn larger get fewer microbatches."""
 
@@ -59,6 +60,7 @@ def _draw_module(choice: random.Random, name: str, ranks: tuple[int, ...]) -> Mo
         chunks=chunks,
         placement=choice.choice(["loop", "v"]),
         batch_factor=1 if name == "language" else choice.choice([1, 1, 2]),
+        feeds="last" if name == "teacher" else "first",
     )
 
 
@@ -80,18 +82,24 @@ def _draw_costs(choice: random.Random, graph: ModuleGraph) -> Costs:
 
 
 def _draw(seed: int) -> _Case:
-    """Draw one or two encoders on the language model's ranks, on others or on any; a budget tight, loose or none."""
+    """Draw modules around a language model, on its ranks, on others or on any; a budget tight, loose or none.
+
+    They are one or two encoders, or an encoder or a teacher, which feeds the last stage, and what the model feeds.
+    """
     choice = random.Random(f"ahead {seed}")
     world = choice.randint(2, 4)
     language = tuple(sorted(choice.sample(range(world), choice.randint(1, world))))
     others = tuple(rank for rank in range(world) if rank not in language)
     names = ["vision", "audio"][: choice.randint(1, 2)]
+    if seed >= ENCODERS:
+        names = [choice.choice(["vision", "teacher"]), "drawer"]
     modules = []
     for name in names:
         anywhere = tuple(sorted(choice.sample(range(world), choice.randint(1, world))))
         modules.append(_draw_module(choice, name, choice.choice([language, others or language, anywhere])))
     modules.append(_draw_module(choice, "language", language))
-    graph = ModuleGraph(modules=tuple(modules), arrows=tuple((name, "language") for name in names))
+    arrows = ((name, "language") if name != "drawer" else ("language", name) for name in names)
+    graph = ModuleGraph(modules=tuple(modules), arrows=tuple(arrows))
     microbatches, costs = choice.randint(2, 6), _draw_costs(choice, graph)
     while microbatches > 2 and len(tasks_of(graph, microbatches, costs).tasks) > TASKS:
         microbatches -= 1

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
+import attrs
 import pytest
 
 from mimo.schedule import Costs, Link, Plan, Simulation, check, simulate
@@ -19,7 +20,7 @@ from mimo.schedule.schedules.one_forward_one_backward import OneForwardOneBackwa
 from mimo.schedule.schedules.one_forward_one_backward import generate as one_forward_one_backward
 from mimo.schedule.schedules.zero_bubble import Form, ZeroBubble
 from mimo.schedule.schedules.zero_bubble import generate as zero_bubble
-from mimo.topology import Grid, Module, ModuleGraph
+from mimo.topology import Grid, Module, ModuleGraph, StageId
 
 PIPELINES = range(1, 17)
 FORMS: tuple[Form, ...] = ("h1", "h2")
@@ -67,6 +68,66 @@ def test_1f1b(pp: int, seconds: Any) -> None:
     for microbatches in _some(1, pp - 1, pp, 2 * pp + 1):
         result = simulate(_one_forward_one_backward(graph, microbatches, costs), graph, costs)
         _assert_exact(result, bubble=(pp - 1) * sum(seconds), work=microbatches * sum(seconds))
+
+
+@pytest.mark.parametrize("pipelines", [(1, 2, 1), (2, 3, 4), (1, 5, 2), (3, 1, 3)])
+@pytest.mark.parametrize("seconds", SECONDS)
+def test_1f1b_of_a_chain_of_modules(pipelines: tuple[int, int, int], seconds: Any) -> None:
+    """An encoder, a language model and what that feeds are, on ranks of their own, one pipeline of all their stages."""
+    encoder, language, drawer = pipelines
+    graph = ModuleGraph(
+        modules=(
+            _module("language", encoder, language),
+            _module("drawer", encoder + language, drawer),
+            _module("encoder", 0, encoder),
+        ),
+        arrows=(("encoder", "language"), ("language", "drawer")),
+    )
+    costs, stages = _costs(graph, seconds), sum(pipelines)
+    for microbatches in _some(1, stages, 2 * stages + 1):
+        plan = _one_forward_one_backward(graph, microbatches, costs)
+        check(plan, graph)
+        result = simulate(plan, graph, costs)
+        _assert_exact(result, bubble=(stages - 1) * sum(seconds), work=microbatches * sum(seconds))
+
+
+@pytest.mark.parametrize(("short", "long"), [(1, 1), (1, 3), (2, 4)])
+@pytest.mark.parametrize("seconds", SECONDS)
+def test_1f1b_of_two_tails(short: int, long: int, seconds: Any) -> None:
+    """Of two modules that a language model feeds, the path through the longer one counts; the other waits for it."""
+    graph = ModuleGraph(
+        modules=(
+            _module("language", 0, 2),
+            _module("talker", 2, short),
+            _module("drawer", 2 + short, long),
+        ),
+        arrows=(("language", "talker"), ("language", "drawer")),
+    )
+    costs, stages = _costs(graph, seconds), 2 + long
+    for microbatches in _some(1, stages, 2 * stages + 1):
+        plan = _one_forward_one_backward(graph, microbatches, costs)
+        check(plan, graph)
+        assert simulate(plan, graph, costs).seconds == (microbatches + stages - 1) * sum(seconds)
+
+
+@pytest.mark.parametrize(("teacher", "language"), [(1, 2), (1, 4), (3, 4), (2, 2), (5, 2)])
+@pytest.mark.parametrize("seconds", SECONDS)
+def test_1f1b_of_what_feeds_the_last_stage(teacher: int, language: int, seconds: Any) -> None:
+    """A frozen module that feeds the last stage works beside the stages before it, and costs only what it is longer."""
+    graph = ModuleGraph(
+        modules=(
+            _module("language", 0, language),
+            attrs.evolve(_module("teacher", language, teacher, trains=False), feeds="last"),
+        ),
+        arrows=(("teacher", "language"),),
+    )
+    costs = _costs(graph, seconds)
+    late = max(0, teacher - (language - 1)) * seconds[0]
+    for microbatches in _some(1, language, 2 * language + 1):
+        plan = _one_forward_one_backward(graph, microbatches, costs)
+        check(plan, graph)
+        assert [edge.name for edge in graph.inputs(StageId("language", language - 1))][-1] == "teacher->language"
+        assert simulate(plan, graph, costs).seconds == (microbatches + language - 1) * sum(seconds) + late
 
 
 @pytest.mark.parametrize("pp", PIPELINES)

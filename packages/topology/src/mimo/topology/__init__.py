@@ -1,7 +1,18 @@
 """Grids over any rank sets, the module graph, and who owns which sample; free of torch."""
 
 from mimo.topology._context import context_spans
-from mimo.topology._graph import Actor, Edge, Module, ModuleGraph, Overlap, Placement, RankRole, Recompute, StageId
+from mimo.topology._graph import (
+    Actor,
+    Edge,
+    Feeds,
+    Module,
+    ModuleGraph,
+    Overlap,
+    Placement,
+    RankRole,
+    Recompute,
+    StageId,
+)
 from mimo.topology._grid import AXES, EXPERT_AXES, Coordinates, ExpertCoordinates, Grid
 from mimo.topology._groups import (
     DATA,
@@ -28,6 +39,7 @@ __all__ = [
     "Coordinates",
     "Edge",
     "ExpertCoordinates",
+    "Feeds",
     "Grid",
     "Module",
     "ModuleGraph",

@@ -20,6 +20,8 @@ Placement = Literal["loop", "v"]
 """How the chunks of a module go over its pipeline ranks: each from the first to the last, or to and fro."""
 Overlap = Literal["sums", "gathers"]
 """What goes over data lanes while layers compute: sums of gradients, gathers of parameters."""
+Feeds = Literal["first", "last"]
+"""Which stage of the modules that it feeds takes a module's rows: the first, as an encoder's, or the last."""
 Recompute = Literal["none", "selective", "full"]
 """What backward computes again instead of keeping it: nothing, what is cheap beside its memory, or every layer."""
 
@@ -51,6 +53,7 @@ class Module:
         seam: its last stage is the projector of an encoder whose tower works a step ahead, so that the others train
             nothing.
         projector_of: the module of which this one is the projector, in a graph that is divided; empty for all others.
+        feeds: which stage of the modules that it feeds takes its rows.
 
     Raises:
         ConfigError: a count is below 1, ``shard_lanes`` does not divide the lanes, or what is made ahead of its step
@@ -71,6 +74,7 @@ class Module:
     overlaps: frozenset[Overlap] = frozenset()
     seam: bool = False
     projector_of: str = ""
+    feeds: Feeds = "first"
 
     def __attrs_post_init__(self) -> None:
         """Refuse counts below 1, a part of a lane, and to make ahead what a step would change."""
@@ -134,7 +138,10 @@ class Module:
         projector = attrs.evolve(
             self, grid=grid, trains=self.trains[stages:], chunks=1, seam=False, projector_of=self.name
         )
-        return attrs.evolve(self, trains=self.trains[:stages], recompute="none", prefetch=True, seam=False), projector
+        tower = attrs.evolve(
+            self, trains=self.trains[:stages], recompute="none", prefetch=True, seam=False, feeds="first"
+        )
+        return tower, projector
 
     def passes(self, microbatches: int) -> tuple[tuple[int, ...], ...]:
         """Return the microbatches of a step as its passes take them: ``batch_factor`` at once, the rest in the last."""
@@ -212,7 +219,8 @@ class ModuleGraph:
 
     Args:
         modules: in the order in which they are named everywhere.
-        arrows: pairs ``(source module, target module)``; the last stage of the source feeds stage 0 of the target.
+        arrows: pairs ``(source module, target module)``; the last stage of the source feeds that stage of the target
+            which the source's ``feeds`` names.
 
     Raises:
         ConfigError: names repeat, an arrow names no module, the arrows form a circle, or a module is to work ahead of
@@ -284,17 +292,23 @@ class ModuleGraph:
         edges: list[Edge] = []
         below: dict[StageId, bool] = {}  # does anything at or before this stage train?
         for stage in self.stages:
-            into = [(StageId(stage.module, stage.stage - 1), f"{stage.module}.{stage.stage - 1}-{stage.stage}")]
-            if stage.stage == 0:
-                into = [
-                    (StageId(source, self.by_name[source].stages - 1), f"{source}->{target}")
-                    for source, target in self.arrows
-                    if target == stage.module
-                ]
+            into = [
+                (StageId(source, self.by_name[source].stages - 1), f"{source}->{target}")
+                for source, target in self.arrows
+                if self.fed_stage(source, target) == stage
+            ]
+            if stage.stage > 0:
+                before = StageId(stage.module, stage.stage - 1)
+                into.insert(0, (before, f"{stage.module}.{before.stage}-{stage.stage}"))
             found = [Edge(name=name, source=source, target=stage, gradient=below[source]) for source, name in into]
             below[stage] = self.by_name[stage.module].trains[stage.stage] or any(edge.gradient for edge in found)
             edges += found
         return tuple(edges)
+
+    def fed_stage(self, source: str, target: str) -> StageId:
+        """Return the stage of ``target`` that takes the rows of ``source``, which feeds it."""
+        last = self.by_name[target].stages - 1
+        return StageId(target, last if self.by_name[source].feeds == "last" else 0)
 
     def inputs(self, stage: StageId) -> tuple[Edge, ...]:
         """Return the edges into ``stage``."""

@@ -29,6 +29,8 @@ _DRAWN = 300
 """Random rules of a search."""
 _ELITE = 6
 """Rules that the random ones vary."""
+_OTHERS = 4
+"""Longer placements from which tasks are moved too: orders within a budget are islands, and some reach better ones."""
 _TURN: Mapping[ActionKind, int] = {"input-gradient": 0, "backward": 0, "forward": 1, "weight-gradient": 2, "reduce": 2}
 
 
@@ -60,7 +62,7 @@ def shortest(tasks: TaskGraph, budget: int) -> Placed:
     candidates.sort(key=lambda candidate: (candidate.placed.end, tasks.peak(candidate.placed.order)))
     if candidates[0].placed.end <= enough or len(tasks.tasks) > _SEARCHED:
         return candidates[0].placed
-    return _search(tasks, budget, candidates[:_ELITE], enough)
+    return _search(tasks, budget, candidates, enough)
 
 
 def _choices(tasks: TaskGraph) -> Iterator[tuple[Sequence[float], float, Mapping[StageId, int] | None]]:
@@ -95,9 +97,10 @@ def _try(
     return _Candidate(weights=weights, rule=rule, placed=dispatch(tasks, rule, budget))
 
 
-def _search(tasks: TaskGraph, budget: int, elite: list[_Candidate], enough: float) -> Placed:
-    """Draw rules near the best ones, then move tasks in the best placements."""
+def _search(tasks: TaskGraph, budget: int, candidates: Sequence[_Candidate], enough: float) -> Placed:
+    """Draw rules near the best ones, then move tasks in the best placements, and in some that are longer."""
     choice = random.Random(0)
+    elite = list(candidates[:_ELITE])
     effort = _EFFORT // 2 // (_BY_RULE * len(tasks.tasks))
     kinds = sorted({(task.kind, task.stage) for task in tasks.tasks})
     first = list(elite)
@@ -110,8 +113,11 @@ def _search(tasks: TaskGraph, budget: int, elite: list[_Candidate], enough: floa
         candidate = _try(tasks, budget, _varied(tasks, near.weights, kinds, choice), patience, limits)
         elite = sorted((*elite, candidate), key=lambda candidate: candidate.placed.end)[:_ELITE]
     best = elite[0].placed
-    for candidate in elite[:2]:
-        best = min(Improver(tasks, budget, _EFFORT // 4).improve(candidate.placed, enough), best, key=_end)
+    unlike = list({candidate.placed.end: candidate for candidate in candidates}.values())[1:]
+    others = [(one, _EFFORT // 8) for one in unlike[:: -(-len(unlike) // _OTHERS) or 1]]
+    for candidate, tried in [*((one, _EFFORT // 4) for one in elite[:2]), *others]:
+        if best.end > enough:
+            best = min(best, Improver(tasks, budget, tried).improve(candidate.placed, enough), key=_end)
     return best
 
 

@@ -106,7 +106,10 @@ def _lead(graph: ModuleGraph, module: Module, ahead: Mapping[StageId, int]) -> i
     fed = [graph.by_name[target] for source, target in graph.arrows if source == module.name]
     targets = [target for target in fed if target.prefetch == module.prefetch]
     return max(
-        (ahead[StageId(target.name, 0)] + max(0, module.batch_factor - target.batch_factor) for target in targets),
+        (
+            ahead[graph.fed_stage(module.name, target.name)] + max(0, module.batch_factor - target.batch_factor)
+            for target in targets
+        ),
         default=0,
     )
 
