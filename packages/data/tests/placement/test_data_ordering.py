@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mimo.data.placement.ordering import ascending, ranks_of
+from mimo.data.placement.ordering import ascending, firsts_of, grouped, ranks_of
 
 
 @pytest.mark.parametrize("most", [1, 40, 1 << 30, 1 << 55])
@@ -24,3 +24,13 @@ def test_data_ordering_of_a_span_that_just_fits_into_so_many_digits(span: int) -
     values = np.full(600, -5)
     values[::2] += span
     assert ascending(values).tolist() == [*range(1, 600, 2), *range(0, 600, 2)]
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 5000])
+def test_data_ordering_by_groups_has_the_largest_of_each_first(count: int) -> None:
+    """Those in no group come before all, and of equal ones the first; each finds the first of its group."""
+    rng = np.random.default_rng(count)
+    groups, values = rng.integers(-1, 6, count), rng.integers(0, 40, count)
+    order = grouped(groups, values)
+    assert np.array_equal(order, np.lexsort((-values, groups)))
+    assert np.array_equal(firsts_of(groups[order]), np.searchsorted(groups[order], groups[order]))

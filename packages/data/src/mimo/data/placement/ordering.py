@@ -37,3 +37,18 @@ def ranks_of(values: NDArray[np.int64]) -> NDArray[np.int64]:
     found = np.empty(len(values), dtype=np.int64)
     found[ascending(values)] = np.arange(len(values))
     return found
+
+
+def grouped(groups: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the places of groups from -1 on ``[N]``, in each those of the largest of values from 0 on ``[N]`` first.
+
+    Of equal ones the first come first, as with `numpy.lexsort`.
+    """
+    return ascending(groups * (int(values.max(initial=0)) + 1) - values)
+
+
+def firsts_of(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return of each of some numbers, of which equal ones are neighbours, the place of the first that equals it."""
+    begins = np.diff(values, prepend=values[:1] - 1) != 0
+    found: NDArray[np.int64] = np.maximum.accumulate(np.where(begins, np.arange(len(values)), 0))
+    return found

@@ -2,10 +2,10 @@
 
 Longest processing time first: the costliest go first, each to the bin that has least (R. L. Graham, Bounds on
 multiprocessing timing anomalies, SIAM J. Appl. Math. 17, 1969). Here a whole round of as many things as there are bins
-goes at once, the costliest of it to the bin that has least, so that numpy does the work. Then fuller and emptier bins
-are paired, and each pair exchanges the two things, or moves the one, that leave it most even, again and again, as
-G. Finn and E. Horowitz do with the fullest and the emptiest (A linear time approximation algorithm for multiprocessor
-scheduling, BIT 19, 1979).
+goes at once, the costliest of it to the bin that has least, so that numpy does the work. Then each bin that is too full
+is paired with an emptier one, and they exchange the two things, or move the one, that leave both most even, again and
+again, as G. Finn and E. Horowitz do with the fullest and the emptiest (A linear time approximation algorithm for
+multiprocessor scheduling, BIT 19, 1979).
 
 All is in whole numbers, ties go to the lowest number: every platform finds the same. B bins, K things of a bin, N of
 all.
@@ -14,12 +14,13 @@ all.
 from __future__ import annotations
 
 import heapq
+from math import gcd
 from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mimo.data.placement.ordering import ascending
+from mimo.data.placement.ordering import ascending, firsts_of, grouped
 
 Whole = NDArray[np.int64]
 _NONE = -1
@@ -30,8 +31,8 @@ _WIDTH = 24
 """Of each bin, so many of its least costly things are exchanged."""
 _MISSES = 4
 """After so many rounds in which no pair could do better exchanging ends."""
-_FINE = 9
-"""A difference of 2^-9 of what is in a bin isn't made smaller."""
+_FINE = 10
+"""Bins that have no more than 2^-10 above the average are full as they should be."""
 
 
 def partition(
@@ -47,19 +48,19 @@ def partition(
         rounds: how often bins exchange at most.
         spare: 0 where each bin gets equally many.
     """
-    order = ascending(-costs)
-    if len(costs) and costs[order[0]] == costs[order[-1]]:  # dealt in turn, and nothing that bins could exchange
-        found: Whole = np.arange(len(costs)) % bins
+    if len(costs) and costs.min() == costs.max():  # there is nothing that bins could exchange
+        share, more = divmod(len(costs), bins)
+        found: Whole = np.repeat(np.arange(bins), share + (np.arange(bins) < more))
         held: Whole = np.bincount(found, weights=rows, minlength=bins)
     else:
-        slots = _dealt(order, costs, bins, spare=spare)
+        slots = _dealt(ascending(-costs), costs, bins, spare=spare)
         held = _exchange(slots, costs, rows, most_rows=most_rows, rounds=rounds)
         found = _bins_of(slots, len(costs))
     if held.max() <= most_rows:
         return found
     found = np.zeros(len(costs), dtype=np.int64)
     empty = np.zeros(bins, dtype=np.int64)
-    return found if spare and _fill(order, costs, rows, found, empty, empty, most_rows) else None
+    return found if spare and _fill(ascending(-costs), costs, rows, found, empty, empty, most_rows) else None
 
 
 def partition_uneven(costs: Whole, rows: Whole, before: Whole, *, most_rows: int, rounds: int) -> Whole | None:
@@ -98,9 +99,9 @@ def partition_near(costs: Whole, rows: Whole, homes: Whole, bins: int, *, most_r
     if not len(costs) or homes.max() < 0:
         return partition(costs, rows, bins, most_rows=most_rows, rounds=rounds)
     target = max(-(-int(costs.sum()) // bins), int(costs.max()))
-    order = np.lexsort((-costs, homes))
+    order = grouped(homes, costs)
     own = homes[order]
-    first = np.searchsorted(own, own)
+    first = firsts_of(own)
     stays = own >= 0
     for values, limit in ((costs, target), (rows, most_rows)):
         sums = np.cumsum(values[order])
@@ -150,11 +151,18 @@ def _fill(things: Whole, costs: Whole, rows: Whole, found: Whole, loads: Whole, 
 
 
 def _dealt(order: Whole, costs: Whole, bins: int, *, spare: int) -> Whole:
-    """Return the things of each bin ``[K, B]``, a round of this order after the other, and spare places."""
+    """Return the things of each bin ``[K, B]``, a round of this order after the other, and spare places.
+
+    Rounds that come before the last `_WIDTH` go to and fro: they leave no two bins further apart than the costliest and
+    the least costly thing of them.
+    """
     deals = -(-len(order) // bins)
     slots = np.full((deals + spare, bins), _NONE, dtype=np.int64)
-    loads = np.zeros(bins, dtype=np.int64)
-    for deal in range(deals):
+    early = max(deals - _WIDTH, 0)
+    slots[:early] = order[: early * bins].reshape(early, bins)
+    slots[1:early:2] = slots[1:early:2, ::-1].copy()
+    loads: Whole = costs[slots[:early]].sum(0)
+    for deal in range(early, deals):
         dealt = order[deal * bins : (deal + 1) * bins]
         takers = ascending(loads)[: len(dealt)]
         slots[deal, takers] = dealt
@@ -164,12 +172,17 @@ def _dealt(order: Whole, costs: Whole, bins: int, *, spare: int) -> Whole:
 
 def _slots_of(found: Whole, costs: Whole, bins: int) -> Whole:
     """Return the things of each bin ``[K, B]``, the costliest first, and spare places."""
-    order = np.lexsort((-costs, found))
+    order = grouped(found, costs)
     own = found[order]
-    place = np.arange(len(own)) - np.searchsorted(own, own)
+    place = np.arange(len(own)) - firsts_of(own)
     slots = np.full((int(place.max(initial=-1)) + 1 + _SPARE, bins), _NONE, dtype=np.int64)
     slots[place, own] = order
     return slots
+
+
+def _stride(half: int) -> int:
+    """Return by how many bins partners move on between rounds, so that each of so many meets others of any rank."""
+    return next((step for step in range(half * 5 // 8, 1, -1) if gcd(step, half) == 1), 1)
 
 
 def _bins_of(slots: Whole, count: int) -> Whole:
@@ -200,18 +213,17 @@ def _exchange(
     bins, half, width, misses = len(loads), len(loads) // 2, min(len(slots), _WIDTH), 0
     slots, worth, largest = slots[-width:], worth[-width:], int(rows.max())
     room: Whole = np.empty(width * width * half, dtype=np.int64)
-    fine = int(loads.sum()) // bins >> _FINE
+    mean, stride = int(loads.sum()) // bins, _stride(half)
+    enough = max(enough, mean + (mean >> _FINE))
     for turn in range(rounds if half else 0):
         order = ascending(loads)
-        again = -turn % half  # each with other pairs
-        high, low = order[: -half - 1 : -1], np.concatenate((order[again:half], order[:again]))
-        difference = loads[high] - loads[low]
-        wide = difference > fine
-        if not wide.any() or loads[high[0]] <= enough or misses >= min(half, _MISSES):
+        full = min(int(np.count_nonzero(loads > enough)), half)
+        if not full or misses >= min(half, _MISSES):
             break
-        high, low, difference = high[wide], low[wide], difference[wide]
+        high, low = order[: -full - 1 : -1], order[(np.arange(full) + turn * stride) % half]
+        difference = loads[high] - loads[low]
         # What lies between two bins when the fuller gives one thing for another, or for none: [K x K, pairs]
-        after = room[: width * width * len(high)].reshape(width * width, -1)
+        after = room[: width * width * full].reshape(width * width, -1)
         gives, gets = difference - 2 * worth.take(high, axis=1), 2 * worth.take(low, axis=1)
         np.add(gives[:, None], gets, out=after.reshape(width, width, -1))
         np.abs(after, out=after)

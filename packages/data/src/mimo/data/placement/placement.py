@@ -15,14 +15,14 @@ from functools import partial
 
 import numpy as np
 
-from mimo.data.placement.ordering import ascending, ranks_of
+from mimo.data.placement.ordering import ascending, firsts_of, ranks_of
 from mimo.data.placement.partition import partition, partition_near, partition_uneven
 from mimo.data.placement.places import Places, Whole, even_lanes, lane_sums
 from mimo.data.placement.sizes import EncoderLoads, Loads, PlacedMicrobatch
 
 _UNEVEN = 105
 """Percent of the average that the fullest bin may have while bins count as even."""
-_ROUNDS = 24
+_ROUNDS = 16
 """How often bins of a step, or lanes of a pass, exchange at most."""
 _FULL = np.int64(1 << 62)
 """What a microbatch with as many bins as it has lanes has to do: more than any other."""
@@ -73,7 +73,7 @@ def place_filled(
     found = bins // language.lanes
     place = np.empty_like(found)
     order = np.argsort(found, kind="stable")
-    place[order] = np.arange(len(found)) - np.searchsorted(found[order], found[order])
+    place[order] = np.arange(len(found)) - firsts_of(found[order])
     sizes = np.bincount(found, minlength=microbatches)[found]
     filled = Places(
         microbatches=microbatches,
@@ -246,10 +246,10 @@ def _place_items(encoder: EncoderLoads, of_sample: Whole, lanes: Whole, most_row
         lanes: the language lane of each sample.
         most_rows: that a lane may hold in a pass.
     """
-    turn = np.argsort(np.concatenate(encoder.passes))  # of each microbatch among the passes
-    turns = turn[of_sample[encoder.samples]]
+    of_pass = np.repeat(np.arange(len(encoder.passes)), [len(served) for served in encoder.passes])
+    turns = of_pass[np.argsort(np.concatenate(encoder.passes))][of_sample][encoder.samples]  # the pass of each item
     order = ascending(turns)
-    ends = np.searchsorted(turns[order], np.cumsum([0, *map(len, encoder.passes)]))
+    ends = np.cumsum(np.bincount(turns + 1, minlength=len(encoder.passes) + 1))
     most = max(map(len, encoder.homes))
     homes = np.array([[*own, *(-1,) * (most - len(own))] for own in encoder.homes])
     found = np.zeros(len(order), dtype=np.int64)
@@ -279,6 +279,6 @@ def _homes_of(homes: Whole, lanes: Whole) -> Whole:
     count = (homes >= 0).sum(1)
     order = ascending(lanes)
     turn = np.empty_like(lanes)
-    turn[order] = np.arange(len(lanes)) - np.searchsorted(lanes[order], lanes[order])
+    turn[order] = np.arange(len(lanes)) - firsts_of(lanes[order])
     found: Whole = homes[lanes, turn % np.maximum(count, 1)[lanes]]
     return found

@@ -83,12 +83,12 @@ class Places:
 def lane_sums(loads: Loads, places: Places, encoder: int, values: Whole) -> Whole:
     """Return ``[P, L]`` what lanes have of ``values`` in each pass of an encoder, or of the language model by -1."""
     lanes = places.lanes if encoder < 0 else places.items[encoder]
-    of_thing = places.of_sample[loads.samples] if isinstance(loads, EncoderLoads) else places.of_sample
-    of_pass = np.zeros(places.microbatches, dtype=np.int64)
+    begins = np.zeros(places.microbatches, dtype=np.int64)  # of the lanes of its pass among all of them
     for number, served in enumerate(loads.passes):
-        of_pass[list(served)] = number
-    count = len(loads.passes)
-    sums = np.bincount(of_pass[of_thing] * loads.lanes + lanes, weights=values, minlength=count * loads.lanes)
+        begins[list(served)] = number * loads.lanes
+    of_sample, count = begins[places.of_sample], len(loads.passes)
+    of_thing = of_sample[loads.samples] if isinstance(loads, EncoderLoads) else of_sample
+    sums = np.bincount(of_thing + lanes, weights=values, minlength=count * loads.lanes)
     return sums.astype(np.int64).reshape(count, loads.lanes)
 
 
