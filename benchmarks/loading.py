@@ -2,9 +2,11 @@
 
 Files are drawn here like photographs, JPEG of 640 x 480 pixels, and resized to 224. *Decoding* runs the loader
 of a rank without any step, over a plain loop that opens and prepares the same files, in as many processes as the loader
-has threads; beside it torch's `DataLoader` with as many worker processes. *Step* trains one process with one thread of
-torch and one that decodes, over the longer of the two: pictures are drawn of a size whose decoding takes as long as the
-step computes, found by trial. *Ahead* trains on pictures of which some take much longer, by how far ahead they are
+has threads. Both run on so many cores, since who waits for an item decodes too. Beside it torch's `DataLoader` with as
+many worker processes there, and a plain loop that keeps as many items as the loader has ahead: it writes to memory that
+no cache holds, which whoever decodes ahead must. *Step* trains one process with one thread of torch and one that
+decodes, over the longer of the two: pictures are drawn of a size whose decoding takes as long as the step computes,
+found by trial. *Ahead* trains on pictures of which some take much longer, by how far ahead they are
 decoded; *hand_on* two tensor ranks that decode each picture once, or each all of them. *Memory* reads small pictures
 through a loader, and compares what the process holds after a tenth of them and after all.
 ``nox -s bench -- loading [--part decoding step ahead hand_on memory] [--rounds N] [--samples N]`` prints a table, and
@@ -22,6 +24,7 @@ import os
 import random
 import statistics
 import time
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -40,7 +43,7 @@ from mimo.launch import Heartbeat
 from mimo.trainer import Job, Trainer, read_settings, resolve
 from mimo.trainer.runtime import StepData, StepLoader
 
-PHOTOGRAPHS, STEPS, BATCH, CALIBRATIONS = 96, 8, 24, 3
+PHOTOGRAPHS, STEPS, BATCH, AHEAD, CALIBRATIONS = 96, 8, 24, 2, 3
 WIDTHS = (32, 64, 128, 256, 512)
 VIT = {"patch": 16, "channels": 3, "mode": "fixed", "size": 224, "width": 64, "layers": 1, "heads": 2}
 
@@ -128,17 +131,34 @@ def seconds_of(run: Callable[[], object]) -> float:
     return time.perf_counter() - begun
 
 
-def plain_loop(files: Files, cores: int) -> float:
-    """Return items a second of a loop over files in as many processes, their start left out."""
+@contextlib.contextmanager
+def on_cores(count: int) -> Iterator[None]:
+    """Have this thread, and the threads and processes that it starts, share so many cores."""
+    all_cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(all_cores)[:count])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, all_cores)
+
+
+def plain_loop(files: Files, cores: int, kept: int) -> float:
+    """Return items a second of a loop over files in as many processes, their start left out.
+
+    Args:
+        files: to be decoded.
+        cores: as many processes.
+        kept: so many items are kept in all, each until there is room for it no longer.
+    """
     context = multiprocessing.get_context("fork")
     ready, go = context.Barrier(cores + 1), context.Barrier(cores + 1)
 
     def work(part: int) -> None:
         torch.set_num_threads(1)
-        files[part]  # what is made once
+        held = deque([files[part]], kept // cores)  # and with it what is made once
         ready.wait()
         for number in range(part, len(files), cores):
-            files[number]
+            held.append(files[number])
         go.wait()
 
     workers = [context.Process(target=work, args=(part,)) for part in range(cores)]
@@ -172,17 +192,23 @@ def decoding(folder: Path, *, rounds: int) -> Found:
     """Compare items a second."""
     paths = write(folder, PHOTOGRAPHS, (640, 480), ".jpg")
     decoder = {"hidden": 32, "layers": 1, "heads": 2, "intermediate": 32}
-    ratios: dict[str, list[float]] = {}
+    ratios: defaultdict[str, list[float]] = defaultdict(list)
+    aims: dict[str, tuple[str, float]] = {}
     for cores in (1, 2):
-        job = make_job(folder, batch=BATCH, vit=VIT, decoder=decoder, workers=cores, ahead=2)
-        files = Files(job, paths)
-        for _ in range(rounds):
-            plain = plain_loop(files, cores)
-            ratios.setdefault(f"items a second, {cores} threads over a plain loop", []).append(threads(job) / plain)
-            ratios.setdefault(f"items a second, DataLoader of {cores} processes over the loop", []).append(
-                torch_loader(files, cores) / plain
-            )
-    return Found(ratios=ratios, aims={name: (">=", 0.9) for name in ratios if "threads" in name})
+        job = make_job(folder, batch=BATCH, vit=VIT, decoder=decoder, workers=cores, ahead=AHEAD)
+        files, where = Files(job, paths), f"items a second on {cores} cores"
+        ours = f"{where}, {cores} threads over a plain loop in {cores} processes"
+        aims[ours] = (">=", 0.9)
+        with on_cores(cores):
+            threads(job)  # what is read once, sizes among it
+            for _ in range(rounds):
+                plain = plain_loop(files, cores, 0)
+                ratios[ours].append(threads(job) / plain)
+                ratios[f"{where}, such a loop that keeps items over it"].append(
+                    plain_loop(files, cores, BATCH * (AHEAD + 1)) / plain
+                )
+                ratios[f"{where}, DataLoader of {cores} processes over it"].append(torch_loader(files, cores) / plain)
+    return Found(ratios=ratios, aims=aims)
 
 
 def seconds_of_steps(trainer: Trainer, first: int) -> tuple[float, float, float]:

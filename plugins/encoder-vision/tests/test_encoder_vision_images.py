@@ -52,10 +52,14 @@ def _check_pixels(_rank: int) -> None:
     scaled = VitConfig(patch=4, mean=(0.0, 0.5, 1.0), std=(1.0, 0.5, 2.0))
     found = _pixels(VIT, scaled, Image.new("RGB", (4, 4), (255, 0, 51)))
     torch.testing.assert_close(found[0, :, 0, 0], torch.tensor([1.0, -1.0, -0.4]))
+    image = _image((8, 8))
+    before = image.tobytes()
+    assert torch.equal(_pixels(VIT, colour, image), _pixels(VIT, colour, image.convert("RGBA")))
+    assert image.tobytes() == before
 
 
 def test_prepared_pixels(run_ranks: Callable[..., list[Any]]) -> None:
-    """Any mode and size becomes channels, whole patches and scaled values; the right size stays as it is."""
+    """Any mode and size becomes channels, whole patches and scaled values; a picture itself stays as it is."""
     run_ranks(1, _check_pixels)
 
 

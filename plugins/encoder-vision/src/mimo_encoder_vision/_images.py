@@ -20,7 +20,8 @@ def to_pixels(config: VisionConfig, image: Image.Image) -> Tensor:
     Raises:
         OSError: the image can't be decoded.
     """
-    converted = image.convert("L" if config.channels == 1 else "RGB")
+    mode = "L" if config.channels == 1 else "RGB"
+    converted = image if image.mode == mode else image.convert(mode)  # which copies it in any case
     if config.mode == "native":
         down, across = native_grid(config, (image.height, image.width))
         tiles = [_resized(config, converted, down * config.patch, across * config.patch)]
