@@ -1,10 +1,10 @@
 """Steps of ragged samples, run: by count, by cost, and as it is usual, with costs gathered and pixels exchanged.
 
 *compute*: two processes train a small model on all of its samples. *sleep*: eight, more than there are cores, whose
-computations sleep as long as the profile says, for as much as their lanes have to do; plans, data, routes and messages
-are real. Their lanes meet at the end of the step. *gather*: the same where parameters are sharded over all ranks, so
-that a computation first waits for all of them; those that compute do that too. A step runs from when all ranks begin
-until the last is done; agreement and update are left out.
+computations sleep as long as they take by formula, stretched to tens of milliseconds, for as much as their lanes have
+to do; plans, data, routes and messages are real. Their lanes meet at the end of the step. *gather*: the same where
+parameters are sharded over all ranks, so that a computation first waits for all of them; those that compute do that
+too. A step runs from when all ranks begin until the last is done; agreement and update are left out.
 
 The usual way, all ranks read samples in order. For each microbatch they gather what everyone's items cost, place them,
 and send each item's pixels from who has read it to who encodes it. The step is then the same one.
@@ -27,7 +27,6 @@ from _ragged import draw_ragged, make_job, steps_of
 from simulator import Sleeper, sleeping, stretched
 from typing_extensions import override
 
-from mimo.launch import ProcessInfo
 from mimo.schedule import Costs
 from mimo.schedule.runtime import Record
 from mimo.trainer import Job, Trainer
@@ -38,7 +37,6 @@ from mimo.trainer.runtime import (
     StepSizes,
     balance_of,
     job_costs,
-    measure_job,
     step_seconds,
 )
 
@@ -53,12 +51,12 @@ GAIN, SHORTER = 0.9, 1.5
 """Aims: measured over computed gain; step by count over by cost of eight that wait for each other."""
 STEPS = 2
 """Different steps that are run."""
-SECONDS = 0.2
+SECONDS = 0.05
 """What the language model's forward of a microbatch is stretched to where ranks sleep."""
 _SIDE = 56
 _WORDS: Mapping[Ran, int] = {"compute": 160, "sleep": 512, "gather": 512}
-_PATCH: Mapping[Ran, int] = {"compute": 14, "sleep": 4, "gather": 4}
-"""Of 56 pixels a side: 16 rows of a picture, 196 where they cost nothing."""
+_PATCH: Mapping[Ran, int] = {"compute": 7, "sleep": 4, "gather": 4}
+"""Of 56 pixels a side: 64 rows of a picture, 196 where they cost nothing."""
 _LAYERS: Mapping[Ran, tuple[int, int]] = {"compute": (4, 2), "sleep": (1, 1), "gather": (1, 1)}
 """Of the encoder and of the language model; what sleeps needs few, whose times are stretched."""
 _VIT = {"width": 128, "heads": 4, "intermediate": 512}
@@ -106,13 +104,6 @@ class _Took:
     computed: float
 
 
-def _profile(rank: int, _rounds: int) -> Costs:
-    """Return what things cost with one lane, on one process."""
-    job = _job("sleep", 1)
-    process = ProcessInfo(rank=rank, world=1, local_rank=rank, device="cpu")
-    return stretched(measure_job(job, process).costs(job.settings.run.micro_batch).trained(job.graph), SECONDS)
-
-
 def measure(ran: Ran, whole: Costs, rank: int, rounds: int) -> list[_Took]:
     """Return what each of several steps took, in turn, in each round.
 
@@ -135,7 +126,7 @@ def measure(ran: Ran, whole: Costs, rank: int, rounds: int) -> list[_Took]:
         sizes = StepSizes.of(job, job.train, samples)
         seconds = {how: step_seconds(job, whole, balance) for how, balance in balance_of(job, sizes, costs).items()}
         cut = partial(StepData.of_step, job, job.train, partial(tuple, samples))
-        for turn in range(rounds + 1):
+        for turn in range(0 if number == 0 else 1, rounds + 1):  # the very first one isn't counted
             took = {}
             for how, by in (("count", None), ("cost", costs)):
                 data = cut(costs=by)
@@ -215,7 +206,9 @@ def run_steps(rounds: int) -> list[Found]:
     """Return ratios of all rounds, for two processes that compute and eight that sleep."""
     parts = []
     for ran in WORLD:
-        whole = in_ranks(_profile, world=1, rounds=1) if ran != "compute" else job_costs(_job(ran, WORLD[ran]))
+        whole = job_costs(_job(ran, WORLD[ran]))
+        if ran != "compute":
+            whole = stretched(whole, SECONDS)
         found = in_ranks(partial(measure, ran, whole), world=WORLD[ran], rounds=rounds)
         what = _WHAT[ran]
         gain, over = f"{what}: measured over computed gain", f"{what}: step by count over by cost"

@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 import wave
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +65,7 @@ def draw_ragged(count: int, side: int = 224, words: int = 512, **keys: Any) -> S
     return Sizes(samples=[sample() for _ in range(count)], **keys)
 
 
+@cache
 def read_stamps() -> Sizes:
     """Return the pictures of Debian's ``tuxpaint-stamps-default`` with their captions in every language (GPL-2).
 
@@ -83,6 +85,7 @@ def read_stamps() -> Sizes:
     return Sizes(samples=found, micro_batch=16)
 
 
+@cache
 def read_clips() -> Sizes:
     """Return the clips of Debian's ``asterisk-core-sounds-en-wav`` with the words of their names (CC-BY-SA 3.0).
 

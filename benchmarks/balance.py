@@ -61,13 +61,14 @@ def compare(name: str, sizes: Sizes) -> Iterator[Found]:
         found: defaultdict[str, list[float]] = defaultdict(list)
         aims: dict[str, tuple[str, float]] = {}
         least: defaultdict[str, list[float]] = defaultdict(list)
+        steps: list[StepSizes] = []
         for pp in PIPELINES:
             job = make_job(sizes, lanes=lanes, pp=pp)
             costs, whole = SampleCosts(job), job_costs(job)
             bound = simulate(job.plan, job.graph, whole).seconds
             assert job.train is not None
-            for samples in steps_of(job):
-                step = StepSizes.of(job, job.train, samples)
+            steps = steps or [StepSizes.of(job, job.train, samples) for samples in steps_of(job)]  # the same by any pp
+            for step in steps:
                 language, (encoder,) = costs.loads(step, microbatches=MICROBATCHES)
                 shares = {
                     module: own.costs / (own.costs.sum() / (lanes * MICROBATCHES))
