@@ -162,6 +162,7 @@ def make_job(
     lanes: int,
     pp: int = 1,
     tp: int = 1,
+    microbatches: int = MICROBATCHES,
     decoder: Mapping[str, Any] = _DECODER,
     beside: bool = True,
     gathered: bool = False,
@@ -173,6 +174,7 @@ def make_job(
         lanes: of the language model.
         pp: its pipeline ranks.
         tp: its tensor ranks; the encoder has so many lanes for each of its lanes.
+        microbatches: of a step.
         decoder: settings of the language model.
         beside: whether each has ranks of its own; otherwise both share them, and take their costs from this machine.
         gathered: whether parameters are sharded over the lanes of each, and gathered for each computation.
@@ -191,7 +193,7 @@ def make_job(
         "run": {
             "name": "balance",
             "steps": 1,
-            "global_batch": sizes.micro_batch * MICROBATCHES * lanes,
+            "global_batch": sizes.micro_batch * microbatches * lanes,
             "micro_batch": sizes.micro_batch,
             **({} if beside else {"device": "cpu"}),
         },
