@@ -249,7 +249,7 @@ def _place_items(encoder: EncoderLoads, of_sample: Whole, lanes: Whole, most_row
     of_pass = np.repeat(np.arange(len(encoder.passes)), [len(served) for served in encoder.passes])
     turns = of_pass[np.argsort(np.concatenate(encoder.passes))][of_sample][encoder.samples]  # the pass of each item
     order = ascending(turns)
-    ends = np.cumsum(np.bincount(turns + 1, minlength=len(encoder.passes) + 1))
+    ends = np.cumsum([0, *np.bincount(turns, minlength=len(encoder.passes)).tolist()])
     most = max(map(len, encoder.homes))
     homes = np.array([[*own, *(-1,) * (most - len(own))] for own in encoder.homes])
     found = np.zeros(len(order), dtype=np.int64)

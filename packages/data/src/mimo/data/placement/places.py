@@ -86,9 +86,11 @@ def lane_sums(loads: Loads, places: Places, encoder: int, values: Whole) -> Whol
     begins = np.zeros(places.microbatches, dtype=np.int64)  # of the lanes of its pass among all of them
     for number, served in enumerate(loads.passes):
         begins[list(served)] = number * loads.lanes
-    of_sample, count = begins[places.of_sample], len(loads.passes)
-    of_thing = of_sample[loads.samples] if isinstance(loads, EncoderLoads) else of_sample
-    sums = np.bincount(of_thing + lanes, weights=values, minlength=count * loads.lanes)
+    number_of, count = begins[places.of_sample], len(loads.passes)
+    if isinstance(loads, EncoderLoads):
+        number_of = number_of[loads.samples]
+    number_of += lanes
+    sums = np.bincount(number_of, weights=values, minlength=count * loads.lanes)
     return sums.astype(np.int64).reshape(count, loads.lanes)
 
 

@@ -24,7 +24,7 @@ from mimo.schedule import Costs
 from mimo.trainer.cost.operations import module_operations
 from mimo.trainer.cost.sample_stats import SampleStats
 from mimo.trainer.cost.step_cost import formula_costs, job_costs
-from mimo.trainer.cost.step_sizes import ItemSizes, StepSizes, Whole, numbered
+from mimo.trainer.cost.step_sizes import StepSizes, Whole, numbered
 from mimo.trainer.job.job import Job, JobModule
 
 _EXACT = 8
@@ -86,7 +86,10 @@ class SampleCosts:
         language, *encoders = in_whole_numbers(
             [
                 self.samples(sizes.lengths, sizes.labels),
-                *(self._items_of(module, own) for module, own in zip(job.encoders, items, strict=True)),
+                *(
+                    np.array([self.item(module, size) for size in own.sizes])
+                    for module, own in zip(job.encoders, items, strict=True)
+                ),
             ]
         )
         return (
@@ -99,7 +102,7 @@ class SampleCosts:
             ),
             tuple(
                 EncoderLoads(
-                    costs=costs,
+                    costs=costs[own.of_item],
                     rows=own.rows,
                     lanes=module.grid.dp,
                     stages=module.grid.pp,
@@ -126,10 +129,6 @@ class SampleCosts:
         """Return how many microbatches a step of bins has: as the first plan with enough for them."""
         needed = -(-(int(bins.max(initial=-1)) + 1) // self._job.language.grid.dp)
         return next(plan.microbatches for plan in self._job.plans if plan.microbatches >= needed)
-
-    def _items_of(self, module: JobModule, items: ItemSizes) -> NDArray[np.float64]:
-        """Return what `item` says of each."""
-        return np.array([self.item(module, size) for size in items.sizes])[items.of_item]
 
     def _at(self, lengths: Whole) -> NDArray[np.float64]:
         """Return what samples of these lengths cost without labels, each length computed once."""

@@ -92,19 +92,25 @@ class StepSizes:
 
 
 def _of_index(known: SampleSizes, samples: Whole, modality: int) -> ItemSizes:
-    items = np.flatnonzero((known.modality == modality) & (known.kept != 0))
-    first = known.first_size[items]
+    items = _all_or((known.modality == modality) & (known.kept != 0))
+    first, samples = known.first_size[:-1][items], samples[items]
     counts = known.first_size[1:][items] - first
-    of_item, sizes = np.zeros(len(items), dtype=np.int64), list[tuple[int, ...]]()
+    of_item, sizes = np.zeros(len(samples), dtype=np.int64), list[tuple[int, ...]]()
     for count in np.flatnonzero(np.bincount(counts)).tolist():
-        own = np.flatnonzero(counts == count)
-        columns = [known.size[first[own] + number] for number in range(count)]
-        which = numbered(_joined(columns, len(own)))
+        own = _all_or(counts == count)
+        begins = first[own]
+        columns = [known.size[begins + number] for number in range(count)]
+        which = numbered(_joined(columns, len(begins)))
         places = np.zeros(int(which.max()) + 1, dtype=np.int64)
-        places[which] = np.arange(len(own))
+        places[which] = np.arange(len(begins))
         of_item[own] = which + len(sizes)
         sizes += zip(*(column[places].tolist() for column in columns), strict=True) if count else [()]
-    return ItemSizes(samples=samples[items], rows=known.rows[items].astype(np.int64), sizes=sizes, of_item=of_item)
+    return ItemSizes(samples=samples, rows=known.rows[items].astype(np.int64), sizes=sizes, of_item=of_item)
+
+
+def _all_or(chosen: NDArray[np.bool_]) -> Whole | slice:
+    """Return where this is true, so that nothing is copied where it is so everywhere."""
+    return slice(None) if chosen.all() else np.flatnonzero(chosen)
 
 
 def _joined(columns: Sequence[Whole], count: int) -> Whole:
