@@ -51,6 +51,8 @@ SMALL = 4
 AIMS, STEP = {"encoder": 1.10, "language": 1.03}, 1.10
 """Aims by cost: slowest lane over mean of either module, and of the step; more where the largest sample alone is."""
 MILLISECONDS = 1.0
+FREED = 1 << 24
+"""Bytes of an array that is freed before: then glibc keeps what smaller ones free, as in a rank, which had tensors."""
 SOURCES: Mapping[str, Callable[[], Sizes]] = {
     "drawn": partial(draw_ragged, SAMPLES),
     "stamps": read_stamps,
@@ -135,6 +137,7 @@ def _levels(share: Shares, lanes: int) -> Shares:
 
 def time_placing(rounds: int) -> Iterator[Found]:
     """Yield CPU milliseconds a microbatch on 1,024 ranks, all from what an index says to who owns what."""
+    np.empty(FREED, dtype=np.uint8)
     for lanes, tp in ((64, 8), (512, 1)):
         job = make_job(draw_ragged(SAMPLES), lanes=lanes, tp=tp)
         assert job.train is not None

@@ -30,7 +30,9 @@ _SPARE = 2
 _WIDTH = 24
 """Of each bin, so many of its least costly things are exchanged."""
 _MISSES = 4
-"""After so many rounds in which no pair could do better exchanging ends."""
+"""After so many rounds in which hardly any pair could do better exchanging ends."""
+_FEW = 8
+"""Hardly any are less than one in so many."""
 _FINE = 10
 """Bins that have no more than 2^-10 above the average are full as they should be."""
 
@@ -235,10 +237,9 @@ def _exchange(
             np.copyto(after, difference, where=~fits.reshape(after.shape))
             better = after.min(0) < difference
             high, low, after = high[better], low[better], after.compress(better, axis=1)
+        misses = 0 if len(high) * _FEW > full else misses + 1
         if not len(high):
-            misses += 1
             continue
-        misses = 0
         mine, theirs = np.divmod(after.argmin(0), width)
         given, taken = slots[mine, high], slots[theirs, low]
         slots[mine, high], slots[theirs, low] = taken, given
