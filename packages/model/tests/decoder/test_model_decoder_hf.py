@@ -19,6 +19,7 @@ from transformers.models.qwen2_5_vl.configuration_qwen2_5_vl import Qwen2_5_VLTe
 from transformers.models.qwen2_vl.configuration_qwen2_vl import Qwen2VLTextConfig
 from transformers.models.qwen3 import Qwen3Config, Qwen3ForCausalLM
 from transformers.models.qwen3_moe import Qwen3MoeConfig, Qwen3MoeForCausalLM
+from transformers.models.qwen3_moe.modeling_qwen3_moe import load_balancing_loss_func
 from transformers.models.qwen3_vl import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from transformers.models.qwen3_vl.configuration_qwen3_vl import Qwen3VLTextConfig
 
@@ -104,6 +105,31 @@ def packed(tokens: Tensor, lengths: Sequence[int], **more: Any) -> LanguageBatch
     """Return samples without labels."""
     positions = torch.cat([torch.arange(length) for length in lengths])
     return LanguageBatch.of(tokens, torch.full_like(tokens, -100), positions, lengths=lengths, **more)
+
+
+@pytest.mark.parametrize("dense", [[], [0]])
+def test_a_folder_that_trains_its_routers_has_the_loss_of_transformers(dense: list[int], tmp_path: Path) -> None:
+    """Of a sample, the mean over the layers with experts, with every gradient; without that key there is none."""
+    keys = {**EXPERTS, "mlp_only_layers": dense, "router_aux_loss_coef": 0.3}
+    assert DecoderConfig(**family_of("qwen3_moe").settings(keys)).balance_loss == 0
+    theirs = Qwen3MoeForCausalLM(Qwen3MoeConfig(**keys, output_router_logits=True)).eval()
+    draw(theirs.parameters())
+    ours, config = ours_of(theirs, family_of("qwen3_moe"), tmp_path)
+    tokens = torch.randint(31, (17,), generator=torch.Generator().manual_seed(4))
+    logits = theirs(tokens[None]).router_logits
+    each = [torch.as_tensor(load_balancing_loss_func((one,), 5, 2)) for one in logits]
+    expected = 0.3 * torch.stack(each).mean()
+    expected.backward()
+    batch = LanguageBatch.of(tokens, tokens, torch.arange(17), lengths=(17,))
+    ours(batch, {}, None)
+    found = batch.aux_losses.losses["balance"] / batch.label_tokens[0]
+    found.backward()
+    assert found.item() == pytest.approx(expected.item(), rel=1e-5)
+    for model in (ours, theirs):
+        for parameter in model.parameters():
+            parameter.grad = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        put_gradients(model.parameters())
+    check_gradients(write_hf(ours, family_of("qwen3_moe"), config), files_of(theirs, tmp_path / "gradients"))
 
 
 @pytest.mark.parametrize("name", MODELS)

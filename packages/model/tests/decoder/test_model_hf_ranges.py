@@ -73,6 +73,11 @@ PATTERN = {"hybrid_override_pattern": "ME*"}
             {**EXPERTS, "num_experts_per_tok": 5},
             "num_experts_per_tok: expected at most num_experts = 4, got 5",
         ),
+        (
+            "qwen3_moe",
+            {**EXPERTS, "output_router_logits": True, "router_aux_loss_coef": -1.0},
+            "router_aux_loss_coef: expected a number from 0 to 1e+06, got -1.0",
+        ),
         ("qwen3_moe", {**EXPERTS, "moe_intermediate_size": 0}, "moe_intermediate_size: expected at least 1, got 0"),
         (
             "qwen3_moe",

@@ -42,7 +42,7 @@ _HEADLESS = (
     "lm_head.weight, or where it is tied model.embed_tokens.weight, makes the logits"
 )
 _UNWRITTEN = frozenset({"balance_loss", "z_loss", "next_tokens", "next_tokens_loss"})
-"""Settings of training, which no folder holds; MTP modules begin new, and are left out."""
+"""Settings of training, which are not written; MTP modules begin new, and are left out."""
 
 
 def _describe(
@@ -189,6 +189,7 @@ _OF_QWEN3_MOE: HfKeys = {
     "num_experts": 128,
     "num_experts_per_tok": 8,
     "moe_intermediate_size": 768,
+    "router_aux_loss_coef": 1e-3,
 }
 _OF_QWEN2_VL: HfKeys = {
     **_OF_QWEN2,

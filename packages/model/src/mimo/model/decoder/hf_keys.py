@@ -10,7 +10,17 @@ from typing import Any
 from mimo.hooks import ConfigError
 from mimo.model.decoder.config import DecoderConfig
 from mimo.model.decoder.hf_rope import Grids, read_rope, write_rope
-from mimo.model.spec import HfKeys, hf_divisor, hf_flag, hf_no_dropout, hf_number, hf_only, hf_refused, hf_small
+from mimo.model.spec import (
+    HfKeys,
+    hf_divisor,
+    hf_flag,
+    hf_no_dropout,
+    hf_number,
+    hf_only,
+    hf_real,
+    hf_refused,
+    hf_small,
+)
 
 _NUMBERS = {
     "vocabulary": "vocab_size",
@@ -21,6 +31,7 @@ _NUMBERS = {
 }
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _LONGEST = 131_072  # what is written as the longest sample, since the decoder knows none and a folder must name one
+_LARGEST_LOSS = 1e6  # as a coefficient, far above any
 UNREAD = DecoderConfig().intermediate
 """``intermediate`` of a model without dense layers, which may not set another."""
 
@@ -131,7 +142,19 @@ def read_qwen3_moe(keys: HfKeys) -> dict[str, Any]:
         "experts_per_token": hf_number(keys, "num_experts_per_tok"),
         "expert_intermediate": hf_number(keys, "moe_intermediate_size"),
         "router_normalize": hf_flag(keys, "norm_topk_prob"),
+        "balance_loss": _read_balance_loss(keys, layers=hf_number(keys, "num_hidden_layers") - len(dense)),
     }
+
+
+def _read_balance_loss(keys: HfKeys, *, layers: int) -> float:
+    """Return the coefficient for each of the layers with experts; in transformers all of them together count once.
+
+    The loss there (Fedus et al. 2022, arXiv:2101.03961, equations 4 to 6) comes to k where loads are equal, ours to 1.
+    """
+    if not hf_flag(keys, "output_router_logits") or not layers:
+        return 0.0
+    together = hf_real(keys, "router_aux_loss_coef", low=0, most=_LARGEST_LOSS)
+    return together * hf_number(keys, "num_experts_per_tok") / layers
 
 
 def write_common(config: DecoderConfig) -> dict[str, Any]:
