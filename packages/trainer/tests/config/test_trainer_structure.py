@@ -11,6 +11,7 @@ import attrs
 import pytest
 
 from mimo.hooks import ConfigError, PluginError
+from mimo.trainer.config.settings import LoggingSettings, steps_of
 from mimo.trainer.config.structure import structure, unstructure
 
 
@@ -152,3 +153,13 @@ def test_none_takes_back_what_may_be_left_out() -> None:
     """But for a setting of which it is a value, and text that can't be left out."""
     table = dict.fromkeys(("text", "path", "count", "kind", "word"), "none")
     assert structure(table, Optional, "") == Optional(kind="none", word="none")
+
+
+@pytest.mark.parametrize(("named", "steps"), [(2, range(2, 3)), ("2", range(2, 3)), ("2-4", range(2, 5))])
+def test_steps_to_profile_are_a_number_or_a_span(named: int | str, steps: range) -> None:
+    """One that is a number in a file, or on the command line, is a step; it is saved as it was written."""
+    found = structure({"profile": named}, LoggingSettings, "logging")
+    assert steps_of(found.profile) == steps
+    assert unstructure(found)["profile"] == named
+    with pytest.raises(ConfigError, match=r"logging.profile: expected one step, or the first and the last.* got 0"):
+        structure({"profile": 0}, LoggingSettings, "logging")

@@ -366,8 +366,8 @@ class LoadSettings:
     )
 
 
-def _steps(_instance: LoggingSettings, attribute: attrs.Attribute[str], value: str) -> None:
-    if value:
+def _steps(_instance: LoggingSettings, attribute: attrs.Attribute[int | str], value: int | str) -> None:
+    if value != "":
         try:
             steps_of(value)
         except ValueError:
@@ -379,12 +379,13 @@ def _steps(_instance: LoggingSettings, attribute: attrs.Attribute[str], value: s
             ) from None
 
 
-def steps_of(text: str) -> range:
+def steps_of(named: int | str) -> range:
     """Return the steps that ``logging.profile`` names: ``100-102``, or one.
 
     Raises:
         ValueError: it names none.
     """
+    text = str(named)
     if not re.fullmatch(r"[0-9]{1,12}(-[0-9]{1,12})?", text):
         raise ValueError(text)
     first, _, last = text.partition("-")
@@ -407,8 +408,8 @@ class LoggingSettings:
         "bytes held by kind and module beside those estimated, in metrics.jsonl: steps 2, 4, 8, 16 … and the last",
         default=False,
     )
-    profile: str = setting(
-        'steps, as "100-102", of which each rank writes what torch\'s profiler sees to <run directory>/profiles',
+    profile: int | str = setting(
+        'steps, as 100 or "100-102", of which each rank writes what torch\'s profiler sees to <run directory>/profiles',
         default="",
         validator=[_steps],
     )

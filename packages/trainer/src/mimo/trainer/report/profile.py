@@ -65,5 +65,5 @@ class StepProfile:
 
 
 def _steps(run: RunInfo) -> range:
-    text = run.config["logging"]["profile"]
-    return steps_of(text) if text else range(0)
+    named = run.config["logging"]["profile"]
+    return steps_of(named) if named != "" else range(0)
