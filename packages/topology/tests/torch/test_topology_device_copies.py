@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from mimo.topology.device_copies import to_device
+from mimo.topology.device_copies import all_to_device, to_device
 
 
 def test_what_is_there_already_is_not_copied() -> None:
@@ -45,3 +45,23 @@ def test_an_accelerator_copies_from_page_locked_memory_when_it_is_its_turn(monke
         ("pin_memory", (), {}),
         ("to", (torch.device("cuda:1"),), {"non_blocking": True}),
     ]
+
+
+def test_many_tensors_go_to_an_accelerator_in_one_copy_for_each_dtype(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each with its shape and numbers, empty ones too; those that are there already are not copied."""
+    tensors = [torch.arange(6).view(2, 3), torch.ones(4), torch.zeros(0, dtype=torch.long), torch.arange(5)]
+    copied: list[Tensor] = []
+
+    def pin_memory(x: Tensor) -> Tensor:
+        copied.append(x)
+        return x
+
+    monkeypatch.setattr(Tensor, "pin_memory", pin_memory)
+    with patch.object(Tensor, "to", lambda x, *_args, **_how: x):
+        found = all_to_device(tensors, "cuda:1")
+    assert [(x.dtype, x.numel()) for x in copied] == [(torch.int64, 11), (torch.float32, 4)]
+    for x, y in zip(tensors, found, strict=True):
+        assert torch.equal(x, y)
+        assert x.dtype == y.dtype
+    assert all(x is y for x, y in zip(tensors, all_to_device(tensors, "cpu"), strict=True))
+    assert all_to_device([], "cuda:1") == []

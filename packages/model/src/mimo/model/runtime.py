@@ -64,7 +64,7 @@ from mimo.model.layers import (
     vocabulary_cross_entropy,
 )
 from mimo.model.parallel import ContextAxis, Dispatch, ExpertAxis, Split, TensorAxis
-from mimo.topology.device_copies import to_device
+from mimo.topology.device_copies import all_to_device, to_device
 from mimo.topology.meshes import gradient_of, local
 
 __all__ = [
@@ -118,6 +118,7 @@ __all__ = [
     "WeightGradQueue",
     "activate",
     "add_router_losses",
+    "all_to_device",
     "attach_lora",
     "attend",
     "build_part",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import attrs
 import torch
 from torch import Tensor
 
-from mimo.topology.device_copies import to_device
+from mimo.topology.device_copies import all_to_device, to_device
 
 NO_LABEL = -100
 """Label of a row that takes no part in the loss."""
@@ -180,6 +180,33 @@ class LanguageBatch:
             mtp_labels=MtpLabels.of(labels, samples, lengths=lengths, depth=next_tokens, weights=weights),
             used=len(owned),
             items=tuple(tuple(spans) for spans in items),
+        )
+
+    def to(self, device: torch.device | str) -> LanguageBatch:
+        """Return the batch with its tensors on a device, to which they go in a few copies; those of losses stay."""
+        own = [self.tokens, self.labels, self.positions, self.samples, *self.placeholders.values()]
+        own += [one for one in (self.labelled, self.weights, self.grid_positions) if one is not None]
+        for labels in self.mtp_labels:
+            own += [labels.labels, labels.rows, *([] if labels.weights is None else [labels.weights])]
+        moved = dict(zip(map(id, own), all_to_device(own, device), strict=True))
+
+        def there(x: Tensor | None) -> Any:
+            return None if x is None else moved[id(x)]
+
+        return attrs.evolve(
+            self,
+            tokens=there(self.tokens),
+            labels=there(self.labels),
+            positions=there(self.positions),
+            samples=there(self.samples),
+            placeholders={name: there(rows) for name, rows in self.placeholders.items()},
+            labelled=there(self.labelled),
+            weights=there(self.weights),
+            grid_positions=there(self.grid_positions),
+            mtp_labels=tuple(
+                attrs.evolve(one, labels=there(one.labels), rows=there(one.rows), weights=there(one.weights))
+                for one in self.mtp_labels
+            ),
         )
 
     @property

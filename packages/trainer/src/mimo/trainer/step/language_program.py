@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from mimo.data import NO_LABEL, Packed
@@ -15,7 +13,6 @@ from mimo.hooks import PluginError
 from mimo.model import LanguageModelSpec
 from mimo.model.runtime import AuxLosses, LanguageBatch, MtpLabels, TensorAxis
 from mimo.schedule.runtime import LOSS
-from mimo.topology.device_copies import to_device
 from mimo.trainer.batch.microbatch import Microbatch
 from mimo.trainer.job.job import Job
 from mimo.trainer.step.predictions import gather_ids, predictions_of
@@ -123,38 +120,36 @@ def language_batch(packed: Packed, job: Job, device: torch.device, *, trains: bo
         device: where the tensors go.
         trains: whether what it is to predict further on is asked too.
     """
-
-    def tensor(values: NDArray[Any]) -> Tensor:
-        return to_device(torch.from_numpy(values), device)
-
     weights = packed.weights
-    return LanguageBatch(
-        tokens=tensor(packed.tokens),
-        labels=tensor(packed.labels),
-        positions=tensor(packed.positions),
+    batch = LanguageBatch(
+        tokens=torch.from_numpy(packed.tokens),
+        labels=torch.from_numpy(packed.labels),
+        positions=torch.from_numpy(packed.positions),
         lengths=packed.lengths,
         placeholders={
-            module.name: tensor(packed.placeholders[module.modality])
+            module.name: torch.from_numpy(packed.placeholders[module.modality])
             for module in job.encoders
             if module.modality in packed.placeholders
         },
-        samples=tensor(packed.samples),
+        samples=torch.from_numpy(packed.samples),
         label_tokens=packed.label_tokens,
-        labelled=tensor(np.flatnonzero(packed.targets)),
-        weights=None if weights is None else tensor(weights.rows),
+        labelled=torch.from_numpy(np.flatnonzero(packed.targets)),
+        weights=None if weights is None else torch.from_numpy(weights.rows),
         weight_sums=None if weights is None else weights.sums,
-        grid_positions=None if packed.grid_positions is None else tensor(packed.grid_positions),
-        mtp_labels=tuple(_mtp_labels(packed, k, tensor) for k in range(len(packed.next_labels)) if trains),
+        grid_positions=None if packed.grid_positions is None else torch.from_numpy(packed.grid_positions),
+        mtp_labels=tuple(_mtp_labels(packed, k) for k in range(len(packed.next_labels)) if trains),
         used=int((packed.samples < len(packed.lengths)).sum()),
         items=packed.items,
     )
+    return batch.to(device)
 
 
-def _mtp_labels(packed: Packed, k: int, tensor: Callable[[NDArray[Any]], Tensor]) -> MtpLabels:
+def _mtp_labels(packed: Packed, k: int) -> MtpLabels:
     """Return what packed samples are to predict k + 1 tokens after the next."""
     labels, counts = packed.next_labels[k], packed.next_counts[k]
-    if packed.weights is None:
-        return MtpLabels(tensor(labels), tensor(np.flatnonzero(labels != NO_LABEL)), counts)
-    weights = packed.weights.next_rows[k]
-    rows = np.flatnonzero(weights)  # the others have labels too, which later depths read as their tokens
-    return MtpLabels(tensor(labels), tensor(rows), counts, tensor(weights), packed.weights.next_sums[k])
+    own = weights = None
+    rows = np.flatnonzero(labels != NO_LABEL)
+    if packed.weights is not None:
+        own, weights = torch.from_numpy(packed.weights.next_rows[k]), packed.weights.next_sums[k]
+        rows = np.flatnonzero(own)  # the others have labels too, which later depths read as their tokens
+    return MtpLabels(torch.from_numpy(labels), torch.from_numpy(rows), counts, own, weights)
