@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from commands import here, losses, write_lines
+from commands import here, losses, mimo, write_lines
 from PIL import Image
 
 SETTINGS = """
@@ -80,7 +80,7 @@ def folder(tmp_path: Path) -> Path:
 
 def train(folder: Path, name: str, *words: str) -> list[float]:
     """Train on a source and return the losses."""
-    ended = here("train", "sources.toml", f"run.directory={name}", *words, cwd=folder)
+    ended = mimo("train", "sources.toml", f"run.directory={name}", *words, cwd=folder)
     assert ended.code == 0, ended
     return losses(folder / name)
 

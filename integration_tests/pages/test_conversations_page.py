@@ -39,7 +39,7 @@ def test_the_page_shows_what_the_command_prints(folder: Path) -> None:
 def test_conversations_are_learnt_equally_in_any_layout(folder: Path) -> None:
     """What is learnt counts, not what is read; losses agree with those of one process."""
     for name, words in (("chat", ()), ("apart", APART)):
-        ended = here("train", "chat.toml", f"run.directory=runs/{name}", *words, cwd=folder)
+        ended = mimo("train", "chat.toml", f"run.directory=runs/{name}", *words, cwd=folder)
         assert ended.code == 0, ended.err
     assert losses(folder / "runs" / "apart") == pytest.approx(losses(folder / "runs" / "chat"), rel=1e-6)
     steps, _ = read_metrics(folder / "runs" / "apart")

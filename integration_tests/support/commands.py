@@ -96,7 +96,10 @@ def mimo(
 
 
 def here(*words: str | Path, cwd: Path = ROOT) -> Ended:
-    """Run ``mimo`` with these words in this process, which spares a start: for what launches no others."""
+    """Run ``mimo`` with these words in this process, which spares a start: for what launches no others.
+
+    Ranks would be forked from this one, and stand still where torch has computed in it before.
+    """
     out, err = io.StringIO(), io.StringIO()
     with (
         contextlib.chdir(cwd),
