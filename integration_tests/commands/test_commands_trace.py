@@ -39,7 +39,7 @@ def test_commands_ranks_write_profiles_of_the_steps_that_are_named(tmp_path: Pat
     file.write_text(SETTINGS.format(directory=run))
     assert here("train", file, "logging.profile=3-2").refused("logging.profile: expected one step, or the first and")
     assert here("train", file, "logging.profile=0").refused("logging.profile: expected one step, or the first and")
-    assert here("train", file, "logging.profile=true").refused("logging.profile: expected")
+    assert here("train", file, "logging.profile=true").refused("logging.profile: expected a whole number or text")
     assert here("train", file, "logging.profile=4").refused("logging.profile: expected steps that the run has, from 1")
     assert here("train", file, "logging.profile=4-5").refused(
         "logging.profile: expected steps that the run has, from 1"

@@ -43,10 +43,10 @@ def run_all(folder: Path) -> dict[str, Ended]:
 
 
 def run_one(line: str, folder: Path) -> Ended:
-    """Run a command of the page; one that trains in a process of its own."""
+    """Run a command of the page; one that launches ranks in a process of its own."""
     words = shlex.split(line, comments=True)
     assert words[0] == "mimo"
-    return (mimo if words[1] == "train" else here)(*words[1:], cwd=folder)
+    return (mimo if words[1] in {"train", "generate"} else here)(*words[1:], cwd=folder)
 
 
 def test_the_page_of_hugging_face_names_all_families() -> None:

@@ -9,6 +9,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any, NoReturn
 from unittest import mock
@@ -98,7 +99,7 @@ def mimo(
 def here(*words: str | Path, cwd: Path = ROOT) -> Ended:
     """Run ``mimo`` with these words in this process, which spares a start: for what launches no others.
 
-    Ranks would be forked from this one, and stand still where torch has computed in it before.
+    Ranks would be forked from this one, and stand still where torch has computed in it before: it launches none.
     """
     out, err = io.StringIO(), io.StringIO()
     with (
@@ -106,6 +107,7 @@ def here(*words: str | Path, cwd: Path = ROOT) -> Ended:
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
         mock.patch.dict(os.environ, COLUMNS=COLUMNS),
+        mock.patch.object(ForkProcess, "start", side_effect=AssertionError("to launch ranks, run `mimo`, not `here`")),
     ):
         code = run(list(map(str, words)))
     return Ended(code=code, out=out.getvalue(), err=err.getvalue())

@@ -22,7 +22,7 @@ from mimo.topology.device_copies import to_device
 class Piece:
     """Some queries of a call, the keys that they look at, and the mask where the kernel needs one.
 
-    The mask tells which query sees which key, one [Q, L] for all chunks, or one for each [C, 1, 1 or Q, L].
+    The mask says which query sees which key, one [Q, L] for all chunks, or one for each [C, 1, 1 or Q, L].
     """
 
     queries: slice

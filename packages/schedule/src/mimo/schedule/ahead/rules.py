@@ -30,7 +30,7 @@ _DRAWN = 300
 _ELITE = 6
 """Rules that the random ones vary."""
 _OTHERS = 4
-"""Longer placements from which tasks are moved too: orders within a budget are islands, and some reach better ones."""
+"""Longer placements from which tasks are moved too: within a tight budget moves from the best ones may lead nowhere."""
 _TURN: Mapping[ActionKind, int] = {"input-gradient": 0, "backward": 0, "forward": 1, "weight-gradient": 2, "reduce": 2}
 
 
@@ -113,11 +113,11 @@ def _search(tasks: TaskGraph, budget: int, candidates: Sequence[_Candidate], eno
         candidate = _try(tasks, budget, _varied(tasks, near.weights, kinds, choice), patience, limits)
         elite = sorted((*elite, candidate), key=lambda candidate: candidate.placed.end)[:_ELITE]
     best = elite[0].placed
-    unlike = list({candidate.placed.end: candidate for candidate in candidates}.values())[1:]
-    others = [(one, _EFFORT // 8) for one in unlike[:: -(-len(unlike) // _OTHERS) or 1]]
-    for candidate, tried in [*((one, _EFFORT // 4) for one in elite[:2]), *others]:
+    longer = list({candidate.placed.end: candidate for candidate in candidates}.values())[1:]  # one of each length
+    others = longer[:: max(1, -(-len(longer) // _OTHERS))]
+    for candidate, effort in [*((one, _EFFORT // 4) for one in elite[:2]), *((one, _EFFORT // 8) for one in others)]:
         if best.end > enough:
-            best = min(best, Improver(tasks, budget, tried).improve(candidate.placed, enough), key=_end)
+            best = min(best, Improver(tasks, budget, effort).improve(candidate.placed, enough), key=_end)
     return best
 
 
