@@ -79,6 +79,22 @@ def test_the_tutorials_packed_encoder_keeps_its_promises(folder: Path) -> None:
     assert kept >= {"tensor ranks", "sequence parallel", "context ranks", "stages", "seam", "recompute"}
 
 
+def test_the_tutorials_encoder_with_dropout_drops_the_same_on_three_lanes(folder: Path) -> None:
+    """As in one process, what LoRA reads of its linear included, and not what it computes without."""
+    (dropping,) = re.findall(r"^## Dropout.*?^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)
+    source = folder / "mimo_encoder_tiles.py"
+    source.write_text(f"{source.read_text()}\n\n{dropping}")
+    site, lora = build(folder), 'modules.vision.lora={rank=2,targets=["project"],dropout=0.3}'
+    succeed("train", "tiles.toml", STEPS, lora, "modules.vision.frozen=false", cwd=folder, path=site)
+    succeed("train", "tiles.toml", STEPS, lora, "modules.vision.frozen=false", *ALONE, cwd=folder, path=site)
+    found = losses(folder / "runs" / "tiles")
+    assert found == pytest.approx(losses(folder / "alone"), rel=1e-6)
+    source.write_text(source.read_text().replace("Dropout(0.1)", "Dropout(0.0)"))
+    still = (*ALONE[:-1], "run.directory=still")
+    succeed("train", "tiles.toml", STEPS, lora, "modules.vision.frozen=false", *still, cwd=folder, path=build(folder))
+    assert found != pytest.approx(losses(folder / "still"), rel=1e-4)
+
+
 @pytest.mark.soak
 def test_the_tutorials_encoder_with_a_seam_is_ahead_of_its_projector(folder: Path) -> None:
     """It trains as it does in its own step."""

@@ -30,6 +30,14 @@ AGREED = "mimo/optimizer/runtime/_agreement.py"
 """Reads what all ranks have summed: the loss, norms, and whether they are finite."""
 DISPATCHED = "mimo/model/parallel/dispatch.py"
 """Reads how many rows go to which expert."""
+
+
+def _dropping(keys: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return keys of an encoder some of whose paths are dropped."""
+    return {**keys, "config": {**keys["config"], "drop_path": 0.1}}
+
+
+LORA: Mapping[str, Any] = {"rank": 2, "targets": ["*"], "dropout": 0.1}
 CASES: Mapping[str, Mapping[str, Any]] = {
     "decoder": {"modules": {"vision": HERE, "language": HERE}},
     "stages on two ranks": {"modules": {"vision": on(0, 0), "language": on(0, 1, pp=2)}},
@@ -42,8 +50,20 @@ CASES: Mapping[str, Mapping[str, Any]] = {
         "language": SOFTMAX,
         "seed": 11,
     },
+    "what is dropped": {
+        "modules": {"vision": {**HERE, "lora": LORA}, "language": {**HERE, "recompute": "full"}},
+        "language": {"hidden_dropout": 0.1, "embedding_dropout": 0.1},
+    },
+    "experts that drop": {
+        "modules": {"vision": HERE, "language": {**HERE, "lora": LORA}},
+        "language": SOFTMAX,
+        "seed": 11,
+    },
     "hybrid": {"modules": {"vision": HERE, "language": {**HERE, "plugin": "hybrid", "config": HYBRID}}},
-    **{f"vision {name}": {"modules": {"vision": {**HERE, **keys}, "language": HERE}} for name, keys in VISION.items()},
+    **{
+        f"vision {name}": {"modules": {"vision": {**HERE, **_dropping(keys)}, "language": HERE}}
+        for name, keys in VISION.items()
+    },
     **{
         f"audio {name}": {"modules": {"audio": {**HERE, "plugin": "whisper", "config": config}, "language": HERE}}
         for name, config in WHISPER.items()
@@ -62,6 +82,7 @@ LIBRARY: Mapping[str, Callable[[], Table]] = {
 LAYERS_OF_EXPERTS = {
     "experts": 2,
     "experts over lanes": 2,
+    "experts that drop": 2,
     "recomputed experts": 2 * 2,  # backward sends the rows again
     "hybrid": 1,
     "a mixture of transformers": 4,

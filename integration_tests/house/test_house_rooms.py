@@ -50,17 +50,18 @@ ROOMS: Mapping[str, Mapping[str, Row]] = {
     "mimo.model": {
         "graphs": Row(),
         "parallel": Row(),
+        "draws": Row("parallel"),
         "spec": Row("parallel"),
-        "layers": Row("graphs parallel"),
+        "layers": Row("graphs parallel draws"),
         "attention": Row("graphs parallel"),
         "encoder": Row(
-            "parallel spec layers attention",
+            "parallel draws spec layers attention",
             modules="layers packed_rows patches pictures projectors",
         ),
-        "language": Row("parallel spec layers attention"),
-        "decoder": Row("parallel spec layers attention language", modules="flops"),
+        "language": Row("parallel draws spec layers attention"),
+        "decoder": Row("parallel draws spec layers attention language", modules="flops"),
         "hybrid": Row("parallel spec layers attention language decoder", modules="mamba sequences"),
-        "build": Row("parallel spec layers attention language", modules="build create_on hf lora part trainable"),
+        "build": Row("parallel draws spec layers attention language", modules="build create_on hf lora part trainable"),
         "testing": Row("parallel spec language build"),
     },
     "mimo.schedule": {

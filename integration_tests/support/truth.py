@@ -21,7 +21,17 @@ from torch import Tensor, nn
 
 from mimo.data import Dataset, SampleOrder, weights_of
 from mimo.model import LanguageModelSpec
-from mimo.model.runtime import Choices, LanguageBatch, Part, Router, TensorAxis, build_part
+from mimo.model.runtime import (
+    Choices,
+    LanguageBatch,
+    Part,
+    Router,
+    TensorAxis,
+    build_part,
+    item_keys,
+    sample_rows,
+    step_key,
+)
 from mimo.topology.meshes import Meshes
 from mimo.trainer import Job
 from mimo.trainer.runtime import JobModule, Microbatch, StepData, language_batch
@@ -88,7 +98,7 @@ def run_plain(
     rules = PlainRules(settings, trained)
     optimizer = rules.make_adamw()
     assert job.train is not None
-    order = job.sample_order()
+    order, seed = job.sample_order(), job.settings.run.seed
     losses, norms, gradients = [], [], {}
     broken = {(sample, 0) for sample in settings["data"].get("damaged", ()) if job.train.infos(sample)}
     gaps = _watch_gaps(parts["language"].module)
@@ -98,16 +108,19 @@ def run_plain(
         (batch,) = StepData.of_step(job, job.train, partial(tuple, samples), costs=None).microbatches
         rows = {}
         for module in job.encoders:
-            made = rows_of(batch, module, parts[module.name], broken, device=device, dtype=dtype)
+            made = rows_of(batch, module, parts[module.name], broken, step_key(seed, step), device=device, dtype=dtype)
             if made is not None:
                 rows[module.name] = made
         packed = language_batch(batch.packed(0), job, device)
+        numbers = torch.tensor([*samples, 0])[packed.samples.cpu()]
+        keys = sample_rows(step_key(seed, step), numbers, packed.positions.cpu()).to(device)
         language = parts["language"].language
         counted = weights_by_hand(job, job.train, samples, packed)
         for number in (number for number, sample in enumerate(samples) if (sample, 0) in broken):
             counted[packed.samples.cpu() == number] = 0
         total = float(counted.sum())
-        found = language.losses(language(packed, rows, None), packed.labels)
+        with parts["language"].drawing(rows=keys):
+            found = language.losses(language(packed, rows, None), packed.labels)
         optimizer.zero_grad()
         if not total:  # nothing is learned from this step
             losses.append(0.0)
@@ -162,11 +175,15 @@ def rows_of(
     module: JobModule,
     part: Part,
     broken: Collection[tuple[int, int]],
+    key: Tensor,
     *,
     device: torch.device,
     dtype: torch.dtype,
 ) -> Tensor | None:
-    """Return an encoder's rows of all items, zeros for those of broken ones; None where it has nothing to encode."""
+    """Return an encoder's rows of all items, zeros for those of broken ones; None where it has nothing to encode.
+
+    What it draws at random follows from the ``key`` of the step.
+    """
     items = batch.items(module, 0)
     whole = [number for number, item in enumerate(items) if (item.info.sample, item.info.index) not in broken]
     prepared = [
@@ -175,7 +192,10 @@ def rows_of(
     ]
     if not prepared:
         return None
-    found = part.encode(prepared, [items[number].info.size for number in whole])
+    infos = [items[number].info for number in whole]
+    keys = item_keys(key, torch.tensor([one.sample for one in infos]), torch.tensor([one.index for one in infos]))
+    with part.drawing(items=keys):
+        found = part.encode(prepared, [one.size for one in infos])
     counts = torch.tensor([item.rows for item in items])
     kept = torch.tensor([(item.info.sample, item.info.index) not in broken for item in items]).repeat_interleave(counts)
     return found.new_zeros(len(kept), found.shape[1]).index_copy(0, kept.nonzero().squeeze(1).to(device), found)

@@ -7,7 +7,7 @@ import math
 import attrs
 import pytest
 
-from mimo.hooks import ConfigError, Validator, above_zero, at_least, at_most, check_at_most, from_zero, must_be
+from mimo.hooks import ConfigError, Validator, above_zero, at_least, at_most, check_at_most, from_zero, is_rate, must_be
 
 HUGE = 1 << 20_000
 """A number of more digits than Python writes."""
@@ -18,6 +18,7 @@ HUGE = 1 << 20_000
     [
         (at_least(1, where="data"), [1, 2, math.inf], [0, -1, math.nan], "1 or more"),
         (at_most(3, where="data"), [3, -math.inf], [4, math.nan, HUGE], "at most 3"),
+        (is_rate(where="data"), [0, 0.5], [-0.5, 1, math.nan], "a rate of 0 or more and less than 1"),
         (from_zero(where="data"), [0, 0.5], [-0.5, math.inf, math.nan], "a finite number of 0 or more"),
         (above_zero(where="data"), [1e-300, 7], [0, -1, math.inf, math.nan], "a finite number above 0"),
         (must_be("an even number", lambda value: value % 2 == 0, where="data"), [2], [1], "an even number"),

@@ -28,6 +28,8 @@ from mimo.model.runtime import (
     compilation_of,
     gradient_of,
     local,
+    sample_rows,
+    step_key,
 )
 from mimo.testing import fork_ranks
 from mimo.topology import Grid
@@ -39,6 +41,7 @@ DENSE = DecoderConfig(
     vocabulary=11, hidden=16, layers=2, heads=4, kv_heads=2, intermediate=40, tied=True, attention_bias=True,
     mlp_bias=True, query_key_norm=True,
 )  # fmt: skip
+DROPPING = attrs.evolve(DENSE, hidden_dropout=0.3)
 MIXED = DecoderConfig(
     vocabulary=11, hidden=16, layers=3, heads=4, intermediate=24, experts=4, dense_layers=1, balance_loss=0.1,
 )  # fmt: skip
@@ -65,21 +68,24 @@ def _build(config: Any, *, spec: LanguageModelSpec = DECODER, tensor: int = 1, *
 
 def _batches(count: int, *, multiple: int = 1) -> list[LanguageBatch]:
     """Return ragged batches, each with its number of samples, rows and padding."""
-    rng, found = random.Random(3), []
+    rng, found = random.Random(3), list[LanguageBatch]()
     for _ in range(count):
         lengths = [rng.randint(0, 9) for _ in range(rng.randint(1, 5))]
         rows = -(-(sum(lengths) + rng.randint(1, 3)) // multiple) * multiple
         tokens = (torch.arange(rows) * 5) % 11
         labels = tokens.roll(-1).masked_fill(torch.arange(rows) >= sum(lengths), NO_LABEL)
-        found.append(LanguageBatch.of(tokens, labels, torch.arange(rows), lengths=tuple(lengths)))
+        keys = sample_rows(step_key(1, len(found)), torch.zeros(rows, dtype=torch.long), torch.arange(rows))
+        batch = LanguageBatch.of(tokens, labels, torch.arange(rows), lengths=tuple(lengths))
+        found.append(attrs.evolve(batch, draw_keys=keys))
     return found
 
 
 def _gradients(part: Part, batches: Sequence[LanguageBatch]) -> dict[str, Tensor]:
-    losses = [
-        part.language.losses(part.language(batch, {}, None), batch.labels).sum() + sum(batch.aux_losses.losses.values())
-        for batch in batches
-    ]
+    losses = []
+    for batch in batches:
+        with part.drawing(rows=batch.draw_keys if part.draw_keys.is_read else None):
+            hidden = part.language(batch, {}, None)
+            losses.append(part.language.losses(hidden, batch.labels).sum() + sum(batch.aux_losses.losses.values()))
     with part.defer_weight_grads() as later:
         torch.stack(losses).sum().backward()
     later()
@@ -99,6 +105,17 @@ CASES: dict[str, tuple[LanguageModelSpec, Any, dict[str, Any]]] = {
         },
     ),
     "experts": (DECODER, MIXED, {"recompute": "full"}),
+    "dropping": (DECODER, DROPPING, {}),
+    "dropping, selective, lora, split": (
+        DECODER,
+        DROPPING,
+        {
+            "recompute": "selective",
+            "splits_backward": True,
+            "lora": Lora(rank=2, targets=("*mlp*",), dropout=0.2),
+            "frozen": frozenset({"embedding"}),
+        },
+    ),
     "hybrid": (HYBRID, MAMBA, {}),
 }  # fmt: skip
 
@@ -107,6 +124,8 @@ EXPECTED = {
     "dense": (1, set()),
     "selective, lora, split": (2, set()),  # the first layer has no gradient to hand on
     "experts": (3, {"Moe"}),  # dense ones, and of the others what comes before and behind
+    "dropping": (1, set()),
+    "dropping, selective, lora, split": (2, set()),
     "hybrid": (4, {"Mamba"}),  # before and behind the scan, and the two others
 }
 """How many graphs `BATCHES` ragged batches take, and what ends them."""
@@ -265,7 +284,7 @@ def _encode() -> int:
 
 def _run_kernels() -> float:
     """Return by how much gradients by compiled kernels differ, of their own norm at most."""
-    config = attrs.evolve(DENSE, layers=1)
+    config = attrs.evolve(DROPPING, layers=1)
     more: dict[str, Any] = {"recompute": "selective", "splits_backward": True}
     wanted, found = (
         _gradients(_build(config, **more, compile_backend=backend), _batches(1)) for backend in ("", "inductor")
@@ -334,7 +353,7 @@ def _train_split(_rank: int) -> tuple[int, dict[str, int]]:
     """Return the graphs of layers over two tensor ranks with sequence parallelism, once they agree with eager ones."""
     from torch._dynamo.utils import counters
 
-    config = attrs.evolve(DENSE, layers=1)
+    config = attrs.evolve(DROPPING, layers=1)
     eager, part = (_build(config, tensor=2, compile_backend=backend) for backend in ("", "aot_eager"))
     wanted, found = (_gradients(one, _batches(4, multiple=2)) for one in (eager, part))
     for path, gradient in wanted.items():

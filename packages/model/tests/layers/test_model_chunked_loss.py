@@ -81,7 +81,7 @@ def _peak_of(dtype: torch.dtype, axis: TensorAxis, rows: int) -> float:
         losses = chunked_cross_entropy(
             hidden,
             labels,
-            Head(logits=head, parameters=[head.weight], layers=[head]),
+            Head(logits=lambda some, _first: head(some), parameters=[head.weight], layers=[head]),
             rows=rows,
             vocabulary=VOCABULARY,
             axis=axis,

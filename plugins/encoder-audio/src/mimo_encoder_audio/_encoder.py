@@ -96,21 +96,29 @@ class AudioTransformer(PackedEncoder):
             clips: [2 R + 2, M] each, the frames with one before and one behind them.
             lengths: R of each.
         """
-        touched, here = touched_by(self.rows.held(sum(lengths)), lengths)
+        held, keys = self.rows.held(sum(lengths)), self.draw_keys
+        touched, here = touched_by(held, lengths)
         weight = self.conv1.weight
         pieces, places, offset = [weight.new_empty(0, weight.shape[1])], [], 0
+        numbers, before = [torch.arange(0)], 2 * sum(lengths[: touched.start])  # of the frames among those of all clips
         for clip, length in zip(clips[touched], lengths[touched], strict=True):
             assert len(clip) == 2 * length + 2, f"a clip of {len(clip)} frames, by its size of {length} rows"
             rows = range(max(0, here.start - offset), min(length, here.stop - offset))
             first = max(0, 2 * rows.start - 1)  # a row sees three frames, of which the first may lie before the clip
             pieces.append(_windows(clip[first : 2 * rows.stop + 2].to(weight), stride=1))
             places.append(rows)
+            numbers.append(torch.arange(len(pieces[-1])) + before + first)
             offset += length
-        frames = functional.gelu(self.conv1(torch.cat(pieces)))  # [F, W]
+            before += 2 * length
+        frame_keys = keys.packed([2 * length for length in lengths], torch.cat(numbers), device=weight.device)
+        with keys.at(frame_keys):
+            frames = functional.gelu(self.conv1(torch.cat(pieces)))  # [F, W]
         seen = [frames[:0].repeat(1, _TAPS)]
         for rows, own in zip(places, frames.split([len(piece) for piece in pieces])[1:], strict=True):
             seen.append(_windows(own if rows.start else functional.pad(own, (0, 0, 1, 0)), stride=2))
-        embedded = functional.gelu(self.conv2(torch.cat(seen)))
+        joined = torch.cat(seen)
+        with keys.at(keys.packed(lengths, held[: len(joined)], device=weight.device)):
+            embedded = functional.gelu(self.conv2(joined))
         table = self.positions.weight
         embedded = embedded + torch.cat([table[:0], *(table[rows.start : rows.stop] for rows in places)])
         return self.rows.pad(embedded, total=sum(lengths))

@@ -57,15 +57,18 @@ class Radio(PackedEncoder):
             sizes: their header sizes; a later stage has nothing else to separate the images.
             hidden: rows [T, W] of the stage before; None on the first.
         """
-        images = [image for item in items for image in item["pixels"]]
         if hidden is None:
-            grids = [self._grid(image) for image in images]
+            own = [[self._grid(image) for image in item["pixels"]] for item in items]
         else:
             assert sizes is not None, "a later stage needs the sizes of the images"
-            grids = [grid for size in sizes for grid in grids_of(self.config, size)]
+            own = [grids_of(self.config, size) for size in sizes]
+        with self.draw_keys.at(self.draw_keys.parts([len(grids) for grids in own])):
+            return self._encode(items, [grid for grids in own for grid in grids], hidden)
+
+    def _encode(self, items: Sequence[Mapping[str, Tensor]], grids: Sequence[Grid], hidden: Tensor | None) -> Tensor:
         lengths = [self.config.prefix + down * across for down, across in grids]
         if hidden is None:
-            hidden = self._embed(images, grids, lengths)
+            hidden = self._embed([image for item in items for image in item["pixels"]], grids, lengths)
         hidden = self.pass_layers(hidden, lengths)
         if not self.stage.is_last:
             return hidden
@@ -83,12 +86,16 @@ class Radio(PackedEncoder):
         """Return class tokens, registers and embedded patches with their positions added, [T, W]."""
         weight = self.patch.weight
         learned = self.prefix()
-        touched, here = touched_by(self.rows.held(sum(lengths)), lengths)
+        held, keys = self.rows.held(sum(lengths)), self.draw_keys
+        touched, here = touched_by(held, lengths)
         source = _sources(lengths[touched], prefix=len(learned))[here]
         patches = source[source >= len(learned)] - len(learned)  # one after the other
         mine = slice(int(patches[0]), int(patches[-1]) + 1) if len(patches) else slice(0, 0)
         pixels = packed_patches(images[touched], patch=self.config.patch, like=weight, width=weight.shape[1])[mine]
-        embedded = self.patch(pixels)
+        those = held[: len(source)]
+        numbers = torch.arange(those.start, those.stop)[source >= len(learned)]
+        with keys.at(keys.packed(lengths, numbers, device=weight.device)):
+            embedded = self.patch(pixels)
         embedded = embedded + self.positions(grids[touched], mine).to(embedded)
         place = to_device(source.where(source < len(learned), source - mine.start), weight.device)
         return self.rows.pad(torch.cat((learned, embedded)).index_select(0, place), total=sum(lengths))

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import attrs
 
-from mimo.hooks import ConfigError, check_at_most
+from mimo.hooks import ConfigError, check_at_most, is_rate
 from mimo.model import (
     MAX_HEADS,
     MAX_LAYERS,
@@ -71,6 +71,9 @@ class VisionConfig:
         resample: how pixels are interpolated.
         mean: subtracted from pixels of 0 to 1: one number, or one for each channel.
         std: that they are divided by then, likewise.
+        drop_path: the rate at which the last layer's attention and its feed-forward part are each left out for an image
+            or tile in training; those before it less often, the first never (Huang et al. 2016, arXiv:1603.09382,
+            section 3).
         projector: from the encoder's rows to the language model's.
 
     Raises:
@@ -103,6 +106,7 @@ class VisionConfig:
     resample: Literal["bicubic", "bilinear"] = "bicubic"
     mean: tuple[float, ...] = (0.5,)
     std: tuple[float, ...] = (0.5,)
+    drop_path: float = attrs.field(default=0.0, validator=is_rate(where=WHERE))
     projector: ProjectorConfig = attrs.field(factory=ProjectorConfig)
 
     def __attrs_post_init__(self) -> None:

@@ -44,7 +44,7 @@ class VisionTransformer(PackedEncoder):
     last_only = ("norm", "projector")
 
     def __init__(self, config: VisionConfig, hidden: int) -> None:
-        super().__init__(_layer(config, idle=index >= config.depth) for index in range(config.layers))
+        super().__init__(_layer(config, index) for index in range(config.layers))
         self.config = config
         self.patch = Linear(config.channels * config.patch**2, config.width, bias=config.patch_bias)
         if config.class_tokens:
@@ -71,16 +71,24 @@ class VisionTransformer(PackedEncoder):
             sizes: their header sizes; a later stage has nothing else to separate the images.
             hidden: rows [T, W] of the stage before; None on the first.
         """
-        config = self.config
         if hidden is None:
-            tiles = [tile for item in items for tile in item["pixels"].unbind(0)]
-            grids = [(tile.shape[1] // config.patch, tile.shape[2] // config.patch) for tile in tiles]
+            own = [[self._grid(tile) for tile in item["pixels"].unbind(0)] for item in items]
         else:
             assert sizes is not None, "a later stage needs the sizes of the images"
-            grids = [grid for size in sizes for grid in grids_of(config, size)]
+            own = [grids_of(self.config, size) for size in sizes]
+        with self.draw_keys.at(self.draw_keys.parts([len(grids) for grids in own])):
+            return self._encode(items, [grid for grids in own for grid in grids], hidden)
+
+    def _grid(self, tile: Tensor) -> tuple[int, int]:
+        return tile.shape[1] // self.config.patch, tile.shape[2] // self.config.patch
+
+    def _encode(
+        self, items: Sequence[Mapping[str, Tensor]], grids: Sequence[tuple[int, int]], hidden: Tensor | None
+    ) -> Tensor:
+        config = self.config
         lengths = [config.class_tokens + down * across for down, across in grids]
         if hidden is None:
-            hidden = self._embed(tiles, grids, lengths)
+            hidden = self._embed([tile for item in items for tile in item["pixels"].unbind(0)], grids, lengths)
         hidden = self.pass_layers(hidden, lengths)
         if config.final_norm and self.stage.ends_tower:
             hidden = self.norm(hidden)
@@ -92,7 +100,8 @@ class VisionTransformer(PackedEncoder):
     def _embed(self, tiles: Sequence[Tensor], grids: Sequence[tuple[int, int]], lengths: Sequence[int]) -> Tensor:
         """Return embedded patches and class tokens with their positions added, [T, W]."""
         config, weight = self.config, self.patch.weight
-        touched, here = touched_by(self.rows.held(sum(lengths)), lengths)
+        mine, keys = self.rows.held(sum(lengths)), self.draw_keys
+        touched, here = touched_by(mine, lengths)
         # A class token is a patch of zeros, which no bias follows.
         assert not (config.class_tokens and config.patch_bias)
         patches = packed_patches(
@@ -103,7 +112,8 @@ class VisionTransformer(PackedEncoder):
             zeros=config.class_tokens,
             channels_last=True,
         )[here]
-        embedded = self.patch(patches)
+        with keys.at(keys.packed(lengths, mine[: len(patches)], device=weight.device)):
+            embedded = self.patch(patches)
         embedded = embedded + self._positions(grids[touched], like=embedded)[here]
         if config.pre_norm:
             embedded = self.pre_norm(embedded)
@@ -125,7 +135,8 @@ class VisionTransformer(PackedEncoder):
         return torch.cat([lead[:0], table[:0], *(piece for grid in grids for piece in (lead, own[grid]))])
 
 
-def _layer(config: VisionConfig, *, idle: bool) -> EncoderLayer:
+def _layer(config: VisionConfig, index: int) -> EncoderLayer:
+    idle = index >= config.depth
     layer = (IdleLayer if idle else EncoderLayer)(
         config.width,
         config.heads,
@@ -133,5 +144,6 @@ def _layer(config: VisionConfig, *, idle: bool) -> EncoderLayer:
         eps=config.eps,
         activation=config.activation,
         key_bias=config.key_bias,
+        drop_path=0.0 if idle else config.drop_path * index / max(config.depth - 1, 1),
     )
     return layer.requires_grad_(requires_grad=not idle)

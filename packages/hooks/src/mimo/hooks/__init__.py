@@ -8,6 +8,7 @@ from mimo.hooks._bounds import (
     at_most,
     check_at_most,
     from_zero,
+    is_rate,
     must_be,
     other_keys,
 )
@@ -95,6 +96,7 @@ __all__ = [
     "from_zero",
     "hookimpl",
     "hookspec",
+    "is_rate",
     "lifecycle",
     "must_be",
     "other_keys",

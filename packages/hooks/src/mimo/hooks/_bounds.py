@@ -62,6 +62,11 @@ def above_zero(*, where: str = "") -> Validator:
     return must_be("a finite number above 0", lambda value: 0 < value < math.inf, where=where)
 
 
+def is_rate(*, where: str = "") -> Validator:
+    """Return a validator that refuses what isn't the rate of something that happens at random, and not always."""
+    return must_be("a rate of 0 or more and less than 1", lambda value: 0 <= value < 1, where=where)
+
+
 def check_at_most(config: object, limits: Mapping[str, float], *, where: str) -> None:
     """Refuse numbers of a config that are larger than anything that could be built or run.
 

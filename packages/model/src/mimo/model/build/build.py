@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -12,13 +14,14 @@ from mimo.hooks import PluginError
 from mimo.model.build.checks import check_module, check_parameters
 from mimo.model.build.compiled import compile_layers
 from mimo.model.build.create_on import create_on
-from mimo.model.build.frozen import Frozen
+from mimo.model.build.frozen import Frozen, is_frozen
 from mimo.model.build.initial import draws_itself, initialise, seeded
 from mimo.model.build.lora import attach_lora, read_merged
 from mimo.model.build.part import Part, distribute
 from mimo.model.build.recompute import recompute as repeat
 from mimo.model.build.trainable import build_stage, trainable_paths
 from mimo.model.build.unsupported_layers import check_layers
+from mimo.model.draws import DrawKeys, attach_draws
 from mimo.model.layers import DefersWeightGrads, WeightGradQueue
 from mimo.model.parallel import ContextAxis, ExpertAxis, Split, TensorAxis
 from mimo.model.spec import EncoderSpec, LanguageModelSpec, Lora, Stage
@@ -65,7 +68,8 @@ def build_part(
         device: where parameters go.
         dtype: that parameters have and layers compute in.
         hidden: for an encoder, width of the rows that it must deliver.
-        frozen: what is not trained; patterns that match nothing here may be about other stages.
+        frozen: what is not trained; patterns that match nothing here may be about other stages. Layers of such paths
+            drop nothing at random, unless ``lora`` adapts the module.
         lora: which linears are adapted instead, by parameters beside them that are trained whatever is frozen.
         context: this rank's context axis, None for one rank.
         experts: this rank's expert axis, None where no rank shares experts or rows with it.
@@ -129,15 +133,23 @@ def build_part(
     for part in module.modules():
         for leaf, buffer in part.named_buffers(recurse=False):
             setattr(part, leaf, buffer.to(device))
+    keys = DrawKeys(module=grid.name, axis=axis)
+    attach_draws(
+        module,
+        keys,
+        device=device,
+        draws=lambda path: lora is not None or not is_frozen(spec, path, frozen),
+        first=partial(_first_feature, splits, parameters, axis, experts, grid.name),
+    )
     read_merged(module)
     names = {f"{grid.name}.{path}": path for path, _ in module.named_parameters()}
     if loss_rows and stage.is_last:
         setattr(module, "loss_rows", loss_rows)  # noqa: B010 - what the spec promises, and no type says
     queue = _attach_queue(module) if splits_backward else None
     if compile_backend:
-        compile_layers(spec, module, backend=compile_backend, name=grid.name, queue=queue)
+        compile_layers(spec, module, backend=compile_backend, name=grid.name, keys=keys, queue=queue)
     if recompute != "none":
-        repeat(spec.recompute[recompute](module), name=grid.name)
+        repeat(spec.recompute[recompute](module), name=grid.name, keys=keys)
     return Part(
         name=grid.name,
         module=module,
@@ -150,6 +162,7 @@ def build_part(
         whole=frozenset(f"{grid.name}.{path}" for path in fixed) if _is_changed(spec) else frozenset(),
         persistent=persistent,
         weight_grad_queue=queue or WeightGradQueue(),
+        draw_keys=keys,
     )
 
 
@@ -210,6 +223,22 @@ def _plan(
 def _is_changed(spec: EncoderSpec | LanguageModelSpec) -> bool:
     """Tell whether other code than layers may change parameters: what follows the load of experts."""
     return isinstance(spec, LanguageModelSpec) and spec.experts is not None
+
+
+def _first_feature(
+    splits: Mapping[str, Split],
+    parameters: Mapping[str, nn.Parameter],
+    axis: TensorAxis,
+    experts: ExpertAxis,
+    name: str,
+    path: str,
+) -> int:
+    """Return which of all features of its rows is the first that a part has here, which drops some of them."""
+    split = splits.get(f"{path}.down")
+    if split is None:  # no adaptation, but between layers, where every rank has all
+        return 0
+    *others, inputs = parameters[f"{name}.{path}.down"].shape
+    return (experts if split.experts else axis).span(inputs).start if split.dim == len(others) else 0
 
 
 def _attach_queue(module: nn.Module) -> WeightGradQueue:

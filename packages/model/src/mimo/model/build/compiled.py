@@ -19,6 +19,7 @@ from torch.utils._triton import has_triton
 from mimo.hooks import ConfigError
 from mimo.model.attention import CarriedSegments, Segments
 from mimo.model.build.recompute import check_methods
+from mimo.model.draws import DrawKeys
 from mimo.model.language import LayerCache
 from mimo.model.layers import DefersWeightGrads, WeightGradQueue
 from mimo.model.spec import EncoderSpec, LanguageModelSpec, StaysEager
@@ -76,6 +77,7 @@ def compile_layers(
     *,
     backend: str,
     name: str,
+    keys: DrawKeys,
     queue: WeightGradQueue | None = None,
 ) -> None:
     """Have the layers of a stage be compiled when they first run.
@@ -85,6 +87,7 @@ def compile_layers(
         module: the stage.
         backend: of ``torch.compile``.
         name: of the module in the model.
+        keys: by which its layers draw.
         queue: where its layers defer weight gradients, None where backwards are not split.
 
     Raises:
@@ -101,6 +104,7 @@ def compile_layers(
             continue
         if queue is not None:
             setattr(layer, "weight_grad_queue", queue)  # noqa: B010 - what `DefersWeightGrads` says, and no type
+        setattr(layer, "draw_keys", keys)  # noqa: B010 - likewise
         layer.__class__ = _compiled_class(cast("Any", type(layer)), method.__name__, method, backend)
 
 
@@ -116,7 +120,12 @@ def _compiled_class(original: type[Any], name: str, method: Callable[..., Any], 
 
 
 def _compiled(method: Callable[..., Any], backend: str) -> Callable[..., Any]:
-    compiled = torch.compile(method, backend=backend, dynamic=True)
+    def drawing(part: Any, keys: Tensor, *given: Any, **named: Any) -> Any:
+        part.draw_keys.rows = keys  # as they are: by argument their number is a symbol, as that of the rows
+        return method(part, *given, **named)
+
+    # A graph that ends inside of the method takes one more where that is called by another.
+    compiled, compiled_drawing = (torch.compile(one, backend=backend, dynamic=True) for one in (method, drawing))
 
     @functools.wraps(method)
     def run(part: nn.Module, *given: Any, **named: Any) -> Any:
@@ -126,7 +135,11 @@ def _compiled(method: Callable[..., Any], backend: str) -> Callable[..., Any]:
             return method(part, *given, **named)
         if isinstance(part, DefersWeightGrads) and part.weight_grad_queue is not None:
             part.weight_grad_queue.know(part)
-        return compiled(part, *map(_carried, given), **{name: _carried(one) for name, one in named.items()})
+        keys: DrawKeys = cast("Any", part).draw_keys
+        given, named = tuple(map(_carried, given)), {name: _carried(one) for name, one in named.items()}
+        if keys.rows is None:
+            return compiled(part, *given, **named)
+        return compiled_drawing(part, keys.rows, *given, **named)
 
     return run
 

@@ -64,7 +64,7 @@ def attach_lora(module: nn.Module, lora: Lora | None, splits: Mapping[str, Split
         weight = part.get_parameter("weight")
         *experts, outputs, inputs = weight.shape
         with create_on(weight.device):
-            part.lora = LowRank(lora.rank, inputs, outputs, experts=experts, scale=lora.scale)
+            part.lora = LowRank(lora.rank, inputs, outputs, experts=experts, scale=lora.scale, dropout=lora.dropout)
         down, up = lora_names(path)
         found[down], found[up] = _splits(splits.get(f"{path}.weight", Split()))
     return found

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
+from mimo.model.draws import DrawKeys, Drawn
 from mimo.model.language import LanguageModule
 from mimo.model.layers import DeferredWeightGrads, WeightGradQueue
 from mimo.model.parallel import ExpertAxis, Split, TensorAxis
@@ -38,6 +39,7 @@ class Part:
             changes between steps.
         persistent: paths of buffers that a checkpoint holds.
         weight_grad_queue: where its layers defer weight gradients.
+        draw_keys: by which its layers draw at random.
     """
 
     name: str
@@ -50,6 +52,7 @@ class Part:
     whole: frozenset[str] = frozenset()
     persistent: frozenset[str] = frozenset()
     weight_grad_queue: WeightGradQueue = attrs.field(factory=WeightGradQueue)
+    draw_keys: DrawKeys = attrs.field(factory=DrawKeys)
 
     @property
     def id(self) -> StageId:
@@ -90,6 +93,15 @@ class Part:
         the rows and gradients that it reads must not be written to.
         """
         return self.weight_grad_queue.collect()
+
+    def drawing(self, *, rows: Tensor | None = None, items: Tensor | None = None) -> AbstractContextManager[None]:
+        """Return a context in which its layers draw at random; outside of it, and without keys, they draw nothing.
+
+        Args:
+            rows: of a language model, [T, 2]: `LanguageBatch.draw_keys`.
+            items: of an encoder, [N] on the CPU: `mimo.model.runtime.item_keys` of the items that it reads.
+        """
+        return self.draw_keys.at(Drawn(rows, items))
 
     def encode(
         self, items: Sequence[Mapping[str, Tensor]], sizes: Sequence[tuple[int, ...]], hidden: Tensor | None = None

@@ -1,8 +1,8 @@
 """Recomputation: chosen methods save only their inputs, and backward computes the rest again.
 
-PyTorch's checkpoints, without their random numbers, since no layer draws any. Collectives inside are repeated by all
-ranks of their groups: a method is computed again up to the last tensor that it saves, which is the same place on every
-rank as long as no rank saves fewer tensors because it has fewer rows.
+PyTorch's checkpoints, without their random numbers: layers draw by keys of rows, which are set once more. Collectives
+inside are repeated by all ranks of their groups: a method is computed again up to the last tensor that it saves, which
+is the same place on every rank as long as no rank saves fewer tensors because it has fewer rows.
 """
 
 from __future__ import annotations
@@ -17,19 +17,22 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from mimo.hooks import PluginError
+from mimo.model.draws import DrawKeys
 
 
-def recompute(methods: Iterable[Callable[..., Any]], *, name: str) -> None:
+def recompute(methods: Iterable[Callable[..., Any]], *, name: str, keys: DrawKeys) -> None:
     """Make each method compute again in backward what it would otherwise save.
 
     Args:
         methods: bound methods of submodules, ``layer.forward`` for all of a layer.
         name: of the module in the model.
+        keys: by which its layers draw.
 
     Raises:
         PluginError: one is not a method of a submodule.
     """
     for part, method in check_methods(methods, name=name):
+        setattr(part, "draw_keys", keys)  # noqa: B010 - what `ReadsDrawKeys` says, and no type
         part.__class__ = _again_class(cast("Any", type(part)), method.__name__, method)
 
 
@@ -63,6 +66,19 @@ def _again(method: Callable[..., Any]) -> Callable[..., Any]:
     def run(part: nn.Module, *given: Any, **named: Any) -> Any:
         if not torch.is_grad_enabled():
             return method(part, *given, **named)
-        return checkpoint(method, part, *given, use_reentrant=False, preserve_rng_state=False, **named)
+        repeated = method if torch.compiler.is_compiling() else _with_keys(method, part)
+        return checkpoint(repeated, part, *given, use_reentrant=False, preserve_rng_state=False, **named)
+
+    return run
+
+
+def _with_keys(method: Callable[..., Any], part: Any) -> Callable[..., Any]:
+    """Return the method with the keys of now whenever it runs. In a graph they are values like any others."""
+    keys: DrawKeys = part.draw_keys
+    drawn = keys.now
+
+    def run(*given: Any, **named: Any) -> Any:
+        with keys.at(drawn):
+            return method(*given, **named)
 
     return run

@@ -11,7 +11,7 @@ _STATISTICS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 
 def check_layers(module: nn.Module, *, name: str) -> None:
-    """Refuse dropout other than 0, whose draws are not yet keyed by sample, and statistics over the samples of a lane.
+    """Refuse PyTorch's own dropout other than 0, whose draws follow the rank, and statistics over samples of a lane.
 
     Raises:
         PluginError: naming the layer.
@@ -21,9 +21,9 @@ def check_layers(module: nn.Module, *, name: str) -> None:
         if inside or (isinstance(part, _DROPOUT) and part.p):
             raise PluginError(
                 f"modules.{name}.plugin",
-                expected="no dropout, since its draws would depend on the layout",
+                expected="no dropout of PyTorch's own, since its draws would depend on the layout",
                 got=f"{type(part).__name__} at {path or 'the top'}",
-                fix="Set its probability to 0.",
+                fix="Set its probability to 0, or use mimo.model.runtime.Dropout.",
             )
         if isinstance(part, _STATISTICS):
             raise PluginError(

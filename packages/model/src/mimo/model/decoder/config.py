@@ -7,7 +7,7 @@ from typing import Literal
 
 import attrs
 
-from mimo.hooks import ConfigError, above_zero, at_least, check_at_most, from_zero
+from mimo.hooks import ConfigError, above_zero, at_least, check_at_most, from_zero, is_rate
 from mimo.model.spec import AXES, MAX_HEADS, MAX_LAYERS, MAX_ROWS, MAX_VOCABULARY, MAX_WIDTH
 
 _WHERE = "modules.language.config"
@@ -108,6 +108,9 @@ class DecoderConfig:
             mixture where the last layer is one (DeepSeek-V3, arXiv:2412.19437, section 2.2). Generation doesn't use
             them.
         next_tokens_loss: coefficient of their mean loss.
+        hidden_dropout: the rate at which features of what attention and the feed-forward part add to rows are dropped
+            in training (Vaswani et al. 2017, section 5.4).
+        embedding_dropout: likewise of the rows that enter the first layer, those of encoders among them.
 
     Raises:
         ConfigError: a value is out of range or doesn't go with another.
@@ -151,6 +154,8 @@ class DecoderConfig:
     z_loss: float = attrs.field(default=0.0, validator=from_zero(where=_WHERE))
     next_tokens: int = attrs.field(default=0, validator=at_least(0, where=_WHERE))
     next_tokens_loss: float = attrs.field(default=0.1, validator=above_zero(where=_WHERE))
+    hidden_dropout: float = attrs.field(default=0.0, validator=is_rate(where=_WHERE))
+    embedding_dropout: float = attrs.field(default=0.0, validator=is_rate(where=_WHERE))
 
     def __attrs_post_init__(self) -> None:
         """Refuse what is too large, and what doesn't go together."""

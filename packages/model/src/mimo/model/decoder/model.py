@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from mimo.model.attention import Segments
 from mimo.model.decoder.config import DecoderConfig
+from mimo.model.draws import Dropout
 from mimo.model.language import (
     Attention,
     DecodeCache,
@@ -42,6 +43,8 @@ class Layer(nn.Module):
         self.mlp_norm = RMSNorm(config.hidden, eps=config.norm_eps)
         mixed = index in config.expert_layers
         self.mlp = Moe(config) if mixed else Mlp(config, config.intermediate)
+        self.attention_drop = Dropout(config.hidden_dropout)
+        self.mlp_drop = Dropout(config.hidden_dropout)
 
     def forward(
         self,
@@ -55,12 +58,12 @@ class Layer(nn.Module):
 
         Nothing but what it returns, and ``cache``, changes: recomputation repeats it, where there is none.
         """
-        x = x + self.attention(self.attention_norm(x), segments, rotation, cache)
+        x = x + self.attention_drop(self.attention(self.attention_norm(x), segments, rotation, cache))
         y = self.mlp_norm(x)
         if isinstance(self.mlp, Mlp):
-            return x + self.mlp(y), None
+            return x + self.mlp_drop(self.mlp(y)), None
         y, choices = self.mlp(y, routing)
-        return x + y, choices
+        return x + self.mlp_drop(y), choices
 
 
 class Decoder(LanguageStage):
@@ -75,10 +78,14 @@ class Decoder(LanguageStage):
             deepstack=config.deepstack,
         )
         self.config = config
+        if stage.is_first:
+            self.embedding_drop = Dropout(config.embedding_dropout)
 
     def forward(self, batch: LanguageBatch, rows: Mapping[str, Tensor], hidden: Tensor | None) -> Tensor:
         """Return this stage's rows [T, H]; see `LanguageModule`."""
         hidden, deep = self.begin_deep(self.begin(batch, rows, hidden))
+        if self.stage.is_first:
+            hidden = self.embedding_drop(hidden)
         cache = DecodeCache.of(batch)
         segments = self._segments(batch, cache)
         rotation = Rotation.of(batch, self.config)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mimo.model.attention import Segments, attend
+from mimo.model.draws import DrawKeys, Drawn
 from mimo.model.encoder.packed_rows import PackedRows
 from mimo.model.layers import Linear
 from mimo.model.parallel import TensorAxis
@@ -27,6 +28,7 @@ class CrossAttention(nn.Module):
 
     Attributes:
         axis: over which heads are split.
+        draw_keys: by which its linears draw at random.
     """
 
     def __init__(self, width: int, inputs: int, heads: int) -> None:
@@ -37,8 +39,9 @@ class CrossAttention(nn.Module):
         self.value = Linear(inputs, width)
         self.output = Linear(width, width)
         self.axis = TensorAxis.single()
+        self.draw_keys = DrawKeys()
 
-    def forward(self, x: Tensor, seen: Tensor, segments: Segments, rows: PackedRows) -> Tensor:
+    def forward(self, x: Tensor, seen: Tensor, segments: Segments, rows: PackedRows, drawn: Drawn) -> Tensor:
         """Return [T, W] of ``x`` [T, W]; padding at the end gets zeros before the last product.
 
         With several context ranks each projects the rows that it holds, and every one must call it.
@@ -48,10 +51,12 @@ class CrossAttention(nn.Module):
             seen: this rank's slice of the rows that are seen [S, I].
             segments: `PackedRows.crossed`.
             rows: how both are cut.
+            drawn: keys of the rows that are seen; those of now are of the others.
         """
         x, seen = self.axis.enter(x), self.axis.enter(seen)
         query = self.query(x).unflatten(1, (-1, self.head_width))  # [T, N, D], under sequence parallelism more rows
-        held = torch.cat((self.key(seen), self.value(seen)), 1)
+        with self.draw_keys.at(drawn):
+            held = torch.cat((self.key(seen), self.value(seen)), 1)
         shared = rows.context.share(held, [len(held)] * rows.context.size)
         key, value = shared.unflatten(1, (2, -1, self.head_width)).unbind(1)
         attended = attend(query, key, value, segments)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mimo.model.attention import Segments, attend
+from mimo.model.draws import DrawKeys, DropPath
 from mimo.model.encoder.cross_attention import CrossAttention
 from mimo.model.encoder.packed_rows import PackedRows
 from mimo.model.layers import LayerNorm, Linear
@@ -110,6 +111,7 @@ class EncoderLayer(nn.Module):
         eps: added to variances before the root.
         activation: inside the feed-forward part.
         key_bias: whether keys have a bias.
+        drop_path: the rate at which either part of it is left out for an item in training.
     """
 
     def __init__(
@@ -121,17 +123,20 @@ class EncoderLayer(nn.Module):
         eps: float,
         activation: Activation = "gelu",
         key_bias: bool = False,
+        drop_path: float = 0.0,
     ) -> None:
         super().__init__()
         self.attention_norm = LayerNorm(width, eps=eps)
         self.attention = EncoderAttention(width, heads, key_bias=key_bias)
         self.mlp_norm = LayerNorm(width, eps=eps)
         self.mlp = EncoderMlp(width, intermediate, width, activation=activation)
+        self.attention_drop = DropPath(drop_path)
+        self.mlp_drop = DropPath(drop_path)
 
     def forward(self, x: Tensor, segments: Segments) -> Tensor:
         """Return [T, W] of ``x`` [T, W]."""
-        x = x + self.attention(self.attention_norm(x), segments)
-        return cast("Tensor", x + self.mlp(self.mlp_norm(x)))
+        x = x + self.attention_drop(self.attention(self.attention_norm(x), segments))
+        return cast("Tensor", x + self.mlp_drop(self.mlp(self.mlp_norm(x))))
 
 
 class PackedEncoder(nn.Module):
@@ -144,6 +149,7 @@ class PackedEncoder(nn.Module):
         layers: those of this stage, by global index.
         rows: which of the packed rows of all items this rank holds.
         stage: which part of the whole it is.
+        draw_keys: by which its parts draw at random.
         first_only: names of attributes that the first stage alone keeps, modules or parameters.
         last_only: likewise the last stage.
         behind_seam: those of them that are the projector's.
@@ -158,6 +164,7 @@ class PackedEncoder(nn.Module):
         self.layers = nn.ModuleDict({str(index): layer for index, layer in enumerate(layers)})
         self.rows = PackedRows()
         self.stage = Stage()
+        self.draw_keys = DrawKeys()
 
     def cut(self, stage: Stage) -> None:
         """Keep what ``stage`` runs of the whole: its layers, and what only the first and the last stage need."""
@@ -184,13 +191,15 @@ class PackedEncoder(nn.Module):
 
         Args:
             hidden: before them, [t, W].
-            lengths: rows of each item, those of all ranks.
+            lengths: rows of each item, those of all ranks; where an item has several parts that don't see each other,
+                of each part (see `DrawKeys.parts`).
         """
         if self.stage.is_projector:
             return hidden
-        segments = self.rows.segments(lengths, device=hidden.device)
-        for layer in self.layers.values():
-            hidden = layer(hidden, segments)
+        segments, keys = self.rows.segments(lengths, device=hidden.device), self.draw_keys
+        with keys.at(keys.packed(lengths, self.rows.entered(sum(lengths)), device=hidden.device)):
+            for layer in self.layers.values():
+                hidden = layer(hidden, segments)
         return hidden
 
 

@@ -46,6 +46,11 @@ class PackedRows:
         each = -(-total // self.slices)
         return range(index * each, (index + 1) * each)
 
+    def entered(self, total: int) -> range:
+        """Return which of ``total`` rows this rank has inside of `TensorAxis.enter` .. ``leave``, padding included."""
+        each = self._entered(total)
+        return range(self.context.rank * each, (self.context.rank + 1) * each)
+
     def segments(self, lengths: Sequence[int], *, device: torch.device | str) -> Segments:
         """Return the segments in which each row attends to all rows of its item, for `EncoderLayer`.
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from mimo.model.attention import Segments
+from mimo.model.draws import DrawKeys, Drawn
 from mimo.model.encoder.cross_attention import CrossAttention
 from mimo.model.encoder.layers import EncoderMlp
 from mimo.model.encoder.packed_rows import PackedRows
@@ -30,11 +31,15 @@ class Projector(nn.Module):
         config: its settings.
         width: W.
         hidden: H.
+
+    Attributes:
+        draw_keys: by which its linears draw at random.
     """
 
     def __init__(self, config: ProjectorConfig, width: int, hidden: int) -> None:
         super().__init__()
         self.config = config
+        self.draw_keys = DrawKeys()
         inputs = width * config.shuffle**2
         if config.norm != "none":
             self.norm = (LayerNorm if config.norm == "layer" else RMSNorm)(inputs, eps=_EPS)
@@ -64,12 +69,12 @@ class Projector(nn.Module):
             x = rows.take(x, joined(grids, shuffle=shuffle, prefix=prefix, class_tokens=class_tokens), total=total)
         if self.config.norm != "none":
             x = self.norm(x)
-        if self.config.kind == "linear":
-            return cast("Tensor", self.linear(x))
-        if self.config.kind == "mlp":
-            return cast("Tensor", self.mlp(x))
-        lengths = [class_tokens + down * across // shuffle**2 for down, across in grids]
-        return cast("Tensor", self.resampler(x, lengths, rows))
+        lengths, keys = [class_tokens + down * across // shuffle**2 for down, across in grids], self.draw_keys
+        if self.config.kind == "resampler":
+            return cast("Tensor", self.resampler(x, lengths, rows))
+        project = self.linear if self.config.kind == "linear" else self.mlp
+        with keys.at(keys.packed(lengths, rows.entered(sum(lengths)), device=x.device)):
+            return cast("Tensor", project(x))
 
 
 def joined(grids: Sequence[PatchGrid], *, shuffle: int, prefix: int, class_tokens: int) -> Tensor:
@@ -109,6 +114,9 @@ class Resampler(nn.Module):
         config: of the projector.
         inputs: I.
         hidden: H.
+
+    Attributes:
+        draw_keys: by which its linears draw at random.
     """
 
     def __init__(self, config: ProjectorConfig, inputs: int, hidden: int) -> None:
@@ -117,6 +125,7 @@ class Resampler(nn.Module):
         self.layers = nn.ModuleDict({str(index): ResamplerLayer(config, inputs) for index in range(config.layers)})
         self.norm = LayerNorm(config.hidden, eps=_EPS)
         self.output = Linear(config.hidden, hidden)
+        self.draw_keys = DrawKeys()
 
     def forward(self, x: Tensor, lengths: Sequence[int], rows: PackedRows) -> Tensor:
         """Return this rank's slice of the rows of all grids [grids·Q, H].
@@ -126,12 +135,16 @@ class Resampler(nn.Module):
             lengths: rows of each grid, those of all ranks.
             rows: how rows are cut.
         """
-        mine = rows.held(len(lengths) * self.queries.count)
+        total, keys = len(lengths) * self.queries.count, self.draw_keys
+        mine = rows.held(total)
         x_queries = self.queries(torch.arange(mine.start, mine.stop, device=x.device) % self.queries.count)
         segments = rows.crossed(lengths, queries=self.queries.count, device=x.device)
-        for layer in self.layers.values():
-            x_queries = layer(x_queries, x, segments, rows)
-        return cast("Tensor", self.output(self.norm(x_queries)))
+        seen = keys.packed(lengths, rows.entered(sum(lengths)), device=x.device)
+        queries = keys.packed([self.queries.count] * len(lengths), rows.entered(total), device=x.device)
+        with keys.at(queries):
+            for layer in self.layers.values():
+                x_queries = layer(x_queries, x, segments, rows, seen)
+            return cast("Tensor", self.output(self.norm(x_queries)))
 
 
 class ResamplerLayer(nn.Module):
@@ -145,7 +158,7 @@ class ResamplerLayer(nn.Module):
         self.mlp_norm = LayerNorm(width, eps=_EPS)
         self.mlp = EncoderMlp(width, RESAMPLER_RATIO * width, width, activation=config.activation)
 
-    def forward(self, x_queries: Tensor, seen: Tensor, segments: Segments, rows: PackedRows) -> Tensor:
+    def forward(self, x_queries: Tensor, seen: Tensor, segments: Segments, rows: PackedRows, drawn: Drawn) -> Tensor:
         """Return [T, W] of ``x_queries`` [T, W]; for the rest see `CrossAttention`."""
-        x_queries = x_queries + self.attention(self.attention_norm(x_queries), seen, segments, rows)
+        x_queries = x_queries + self.attention(self.attention_norm(x_queries), seen, segments, rows, drawn)
         return cast("Tensor", x_queries + self.mlp(self.mlp_norm(x_queries)))

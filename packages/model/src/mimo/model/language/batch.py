@@ -122,6 +122,8 @@ class LanguageBatch:
         used: rows without the padding, if the host that packed them knows; else it waits until a device has counted.
         items: of each sample, the rows ``start`` .. ``stop`` in it that each of its items takes, ascending, those on
             other context ranks included; nothing where the language model's spec doesn't ask for them.
+        draw_keys: [T, 2] of each row what layers draw by at random, `mimo.model.runtime.sample_rows`; None where they
+            are to draw nothing.
         aux_losses: collects the auxiliary losses and counts of a forward.
         decode_cache: made by `SupportsDecodeCache.new_decode_cache`. With it each sample continues the cached sequence
             of the same number, positions too, and samples beyond those cached begin new ones; one of no rows waits.
@@ -142,6 +144,7 @@ class LanguageBatch:
     mtp_labels: tuple[MtpLabels, ...] = ()
     used: int | None = None
     items: tuple[tuple[tuple[int, int], ...], ...] = ()
+    draw_keys: Tensor | None = None
     aux_losses: AuxLosses = attrs.field(factory=AuxLosses)
     decode_cache: object = None
 
@@ -185,7 +188,7 @@ class LanguageBatch:
     def to(self, device: torch.device | str) -> LanguageBatch:
         """Return the batch with its tensors on a device, to which they go in a few copies; those of losses stay."""
         own = [self.tokens, self.labels, self.positions, self.samples, *self.placeholders.values()]
-        own += [one for one in (self.labelled, self.weights, self.grid_positions) if one is not None]
+        own += [one for one in (self.labelled, self.weights, self.grid_positions, self.draw_keys) if one is not None]
         for labels in self.mtp_labels:
             own += [labels.labels, labels.rows, *([] if labels.weights is None else [labels.weights])]
         moved = dict(zip(map(id, own), all_to_device(own, device), strict=True))
@@ -203,6 +206,7 @@ class LanguageBatch:
             labelled=there(self.labelled),
             weights=there(self.weights),
             grid_positions=there(self.grid_positions),
+            draw_keys=there(self.draw_keys),
             mtp_labels=tuple(
                 attrs.evolve(one, labels=there(one.labels), rows=there(one.rows), weights=there(one.weights))
                 for one in self.mtp_labels

@@ -11,6 +11,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
+from mimo.model.draws import DrawKeys, Drawn, fold
 from mimo.model.language.mlp import Mlp, activated
 from mimo.model.language.routing import Routing
 from mimo.model.layers import Choices, GroupedLinear, Router
@@ -23,6 +24,7 @@ class Experts(nn.Module):
 
     Attributes:
         axis: over which the experts are spread, and the width inside each is cut.
+        draw_keys: by which what is added to them draws, others for each expert of a row.
     """
 
     def __init__(self, config: MoeConfig) -> None:
@@ -33,23 +35,37 @@ class Experts(nn.Module):
         self.up = GroupedLinear(config.experts, config.hidden, width)
         self.down = GroupedLinear(config.experts, width, config.hidden)
         self.axis = ExpertAxis.single()
+        self.draw_keys = DrawKeys()
 
     def forward(self, x: Tensor, choices: Choices) -> Tensor:
         """Return [n, H] of ``x`` [n, H]: for each row the weighted sum of what its experts make of it."""
         dispatch = Dispatch.of(choices.experts, experts=self.count, axis=self.axis)
         rows = dispatch.send(x)
         counts = dispatch.counts
-        gate = None if self.gate is None else self.gate(rows, counts)
-        made = dispatch.bring(self.finish(self.up(rows, counts), gate, counts))  # [n, k, H]
+        with self.draw_keys.at(self._sent(dispatch, choices)):
+            gate = None if self.gate is None else self.gate(rows, counts)
+            finished = self.finish(self.up(rows, counts), gate, counts)
+        made = dispatch.bring(finished)  # [n, k, H]
         return (made * choices.weights.unsqueeze(2)).sum(1).to(x.dtype)
 
     def finish(self, up: Tensor, gate: Tensor | None, counts: Sequence[int]) -> Tensor:
         """Return what the experts make of their rows, of their first products: cheap to compute again."""
         return cast("Tensor", self.down(activated(up, gate), counts))
 
+    def _sent(self, dispatch: Dispatch, choices: Choices) -> Drawn:
+        """Return the keys of the rows that this rank's experts take, which travel where something draws by them."""
+        keys = self.draw_keys
+        if keys.rows is None or not any(part.draws for part in self.children() if isinstance(part, GroupedLinear)):
+            return keys.on(None)
+        return keys.on(dispatch.send_each(fold(keys.rows.unsqueeze(1), choices.experts.unsqueeze(2))))
+
 
 class Moe(nn.Module):
-    """A router, its experts, and with ``shared_intermediate`` an expert of that width that every row goes through."""
+    """A router, its experts, and with ``shared_intermediate`` an expert of that width that every row goes through.
+
+    Attributes:
+        draw_keys: by which its parts draw.
+    """
 
     stays_eager = "which rows go where is known once the router has chosen"
 
@@ -67,10 +83,13 @@ class Moe(nn.Module):
         self.experts = Experts(config)
         self.shared = Mlp(config, config.shared_intermediate) if config.shared_intermediate else None
         self.bias_rate = config.expert_bias_rate
+        self.draw_keys = DrawKeys()
 
     def forward(self, x: Tensor, routing: Routing) -> tuple[Tensor, Choices]:
         """Return [T, H] of ``x`` [T, H], and the choices of the rows that are routed here."""
         rows = routing.take(x)
         choices = self.router(rows)
-        y = routing.put(self.experts(rows, choices))
+        with self.draw_keys.at(routing.keys(self.draw_keys)):
+            made = self.experts(rows, choices)
+        y = routing.put(made)
         return y if self.shared is None else y + self.shared(x), choices

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from mimo.model.draws import DrawKeys, Drawn
 from mimo.model.language.batch import LanguageBatch
 from mimo.model.layers import Choices
 from mimo.model.parallel import ExpertAxis, TensorAxis, counts_of
@@ -49,6 +50,11 @@ class Routing:
         """Return the rows [n, H] that are routed here, of ``x`` as it lies between layers."""
         mine = x if self.axis.splits_rows else self.axis.share_out(x)
         return mine[: len(self.samples)]
+
+    def keys(self, drawn: DrawKeys) -> Drawn:
+        """Return the keys by which layers draw with those of the rows that are routed here."""
+        first = self.axis.span(self.rows).start
+        return drawn.some(slice(first, first + len(self.samples)))
 
     def put(self, y: Tensor) -> Tensor:
         """Return rows as they lie between layers, zero in the padding, of ``y`` [n, H]."""

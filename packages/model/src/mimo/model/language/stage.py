@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mimo.model.draws import DrawKeys, Drawn
 from mimo.model.language.batch import NO_LABEL, LanguageBatch, MtpLabels
 from mimo.model.language.deepstack import DeepRows
 from mimo.model.language.mtp import MtpModule, Run
@@ -50,6 +51,7 @@ class LanguageStage(nn.Module):
         context: over which each sample is split.
         expert_axis: over which the experts are spread.
         weight_grad_queue: where the head defers its weight gradient.
+        draw_keys: by which it draws at random.
         loss_rows: how many rows of logits the loss holds at a time, 0 for all; `build_part` sets it.
     """
 
@@ -74,6 +76,7 @@ class LanguageStage(nn.Module):
         self.context = ContextAxis.single()
         self.expert_axis = ExpertAxis.single()
         self.weight_grad_queue: WeightGradQueue | None = None
+        self.draw_keys = DrawKeys()
         self.loss_rows = 0
         if has_embedding(config, stage):
             self.embedding = Embedding(config.vocabulary, config.hidden)
@@ -183,7 +186,7 @@ class LanguageStage(nn.Module):
         found = chunked_cross_entropy(
             hidden,
             labels[labelled],
-            self._head(),
+            self._head(self.draw_keys.chosen(labelled)),
             rows=self.loss_rows,
             vocabulary=self.vocabulary,
             axis=self.axis,
@@ -207,12 +210,22 @@ class LanguageStage(nn.Module):
             return cast("Tensor", self.head(hidden))
         return multiply(hidden, self.embedding.weight, weight_grad_queue=self.weight_grad_queue)
 
-    def _head(self) -> Head:
-        """Return what makes logits: the head, or the embedding that it is tied to, with which this stage multiplies."""
+    def _head(self, drawn: Drawn) -> Head:
+        """Return what makes logits: the head, or the embedding that it is tied to, with which this stage multiplies.
+
+        Args:
+            drawn: keys of the rows whose logits it makes.
+        """
+
+        def logits(hidden: Tensor, first: int) -> Tensor:
+            keys = self.draw_keys
+            with keys.at(drawn), keys.at(keys.some(slice(first, first + len(hidden)))):
+                return self._logits(hidden)
+
         source = self.embedding if self.tied else self.head
         parts = [part for part in source.modules() if isinstance(part, DefersWeightGrads)]
         return Head(
-            logits=self._logits,
+            logits=logits,
             parameters=[parameter for parameter in source.parameters() if parameter.requires_grad],
             layers=[self, *parts],
         )

@@ -25,12 +25,12 @@ class Head:
     """What makes logits of rows.
 
     Args:
-        logits: of rows [T, H] this rank's logits [T, v], without any other rank.
+        logits: of rows [T, H], and the number of the first of them, this rank's logits [T, v], without any other rank.
         parameters: what it reads that is trained.
         layers: those that read them, which defer their gradients.
     """
 
-    logits: Callable[[Tensor], Tensor]
+    logits: Callable[[Tensor, int], Tensor]
     parameters: Sequence[Tensor]
     layers: Sequence[DefersWeightGrads]
 
@@ -64,13 +64,16 @@ def chunked_cross_entropy(
         axis: over which the vocabulary is cut.
     """
 
-    def whole(some: Tensor, ids: Tensor) -> Tensor:
-        return vocabulary_cross_entropy(head.logits(some), ids, vocabulary=vocabulary, axis=axis, overwrites=True)
+    def whole(some: Tensor, ids: Tensor, first: int = 0) -> Tensor:
+        return vocabulary_cross_entropy(
+            head.logits(some, first), ids, vocabulary=vocabulary, axis=axis, overwrites=True
+        )
 
     if not 0 < rows < len(hidden):
         return whole(hidden, labels)
     if not torch.is_grad_enabled():
-        return torch.cat([whole(*chunk) for chunk in zip(hidden.split(rows), labels.split(rows), strict=True)])
+        firsts = range(0, len(hidden), rows)
+        return torch.cat([whole(*chunk) for chunk in zip(hidden.split(rows), labels.split(rows), firsts, strict=True)])
     how = _How(head=head, rows=rows, start=axis.span(vocabulary).start, axis=axis)
     return cast("Tensor", _Chunked.apply(hidden, labels, how, *head.parameters))  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
@@ -89,8 +92,9 @@ class _Chunked(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, hidden: Tensor, labels: Tensor, how: _How, *parameters: Tensor) -> Tensor:
         losses, tops, sums = [], [], []
-        for some, ids in zip(hidden.split(how.rows), labels.split(how.rows), strict=True):
-            shares, found = Shares.learn(_logits(how.head, some), ids, how.start, how.axis, overwrites=True)
+        firsts = range(0, len(hidden), how.rows)
+        for some, ids, first in zip(hidden.split(how.rows), labels.split(how.rows), firsts, strict=True):
+            shares, found = Shares.learn(_logits(how.head, some, first), ids, how.start, how.axis, overwrites=True)
             losses.append(found)
             tops.append(shares.top)
             sums.append(shares.sums)
@@ -106,9 +110,11 @@ class _Chunked(torch.autograd.Function):
         of_hidden, sums = torch.empty_like(hidden), dict[Tensor, Tensor]()
         chunks = (tensor.split(how.rows) for tensor in (of_hidden, hidden, *others, gradients[0]))
         with how.head.deferring() as queue:
-            for of_some, some, ids, top, total, each in zip(*chunks, strict=True):
+            for first, of_some, some, ids, top, total, each in zip(
+                range(0, len(hidden), how.rows), *chunks, strict=True
+            ):
                 leaf = some.detach().requires_grad_()
-                edge, gradient = _gradient(how, leaf, ids, top=top, sums=total, each=each)
+                edge, gradient = _gradient(how, leaf, ids, first=first, top=top, sums=total, each=each)
                 with queue.collect() as deferred:
                     of_some[:] = torch.autograd.grad([edge], [leaf], [gradient])[0]
                 deferred.add_to(sums)
@@ -118,18 +124,18 @@ class _Chunked(torch.autograd.Function):
         return of_hidden, None, None, *map(sums.get, ctx.parameters)
 
 
-def _logits(head: Head, some: Tensor) -> Tensor:
+def _logits(head: Head, some: Tensor, first: int) -> Tensor:
     """Return the logits to overwrite, by the same products as with gradients, to the bit."""
     with torch.enable_grad():
-        return head.logits(some.detach().requires_grad_()).detach()
+        return head.logits(some.detach().requires_grad_(), first).detach()
 
 
 def _gradient(
-    how: _How, some: Tensor, ids: Tensor, *, top: Tensor, sums: Tensor, each: Tensor
+    how: _How, some: Tensor, ids: Tensor, *, first: int, top: Tensor, sums: Tensor, each: Tensor
 ) -> tuple[GradientEdge, Tensor]:
     """Return where the backward of the logits of some rows begins, and their gradient; the logits are gone by then."""
     with torch.enable_grad():
-        logits = how.head.logits(some)
+        logits = how.head.logits(some, first)
     edge, dtype = get_gradient_edge(logits), logits.dtype
     shares = Shares.again(logits, ids, how.start, top=top, sums=sums)
     del logits

@@ -45,6 +45,11 @@ class GroupedLinear(nn.Module):
         if self.bias is not None:
             nn.init.zeros_(self.bias)
 
+    @property
+    def draws(self) -> bool:
+        """Whether what is added to it draws at random, by keys of the rows that it is given."""
+        return self.lora is not None and self.lora.site is not None
+
     def forward(self, x: Tensor, counts: Sequence[int]) -> Tensor:
         """Return [R, O] of ``x`` [R, I]; ``counts`` says how many rows each expert of this rank has, in order."""
         weight, form = cast("Tensor", self._parameters["weight"]), Grouped(counts)

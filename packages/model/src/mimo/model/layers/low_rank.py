@@ -10,6 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from mimo.model.draws import Site
 from mimo.model.layers.deferred_weights import WeightGradQueue
 from mimo.model.layers.products import Form, multiply
 from mimo.model.layers.weights import initial_std
@@ -24,16 +25,23 @@ class LowRank(nn.Module):
         outputs: O.
         experts: how many there are, where each has its own, in a list; else it is empty.
         scale: of what is added.
+        dropout: the rate at which features of the rows are dropped for it, and for nothing else.
 
     Attributes:
+        rate: the same.
+        site: where it draws; `build_part` sets it.
         weight_grad_queue: where weight gradients are deferred; `build_part` sets it.
     """
 
-    def __init__(self, rank: int, inputs: int, outputs: int, *, experts: Sequence[int] = (), scale: float) -> None:
+    def __init__(
+        self, rank: int, inputs: int, outputs: int, *, experts: Sequence[int] = (), scale: float, dropout: float = 0.0
+    ) -> None:
         super().__init__()
         self.down = nn.Parameter(torch.empty(*experts, rank, inputs))
         self.up = nn.Parameter(torch.empty(*experts, outputs, rank))
         self.scale = scale
+        self.rate = dropout
+        self.site: Site | None = None
         self.weight_grad_queue: WeightGradQueue | None = None
         self.reset_parameters()
 
@@ -50,6 +58,7 @@ class LowRank(nn.Module):
             form: of the product.
             outputs: which outputs of the piece are computed, None for all.
         """
+        x = x if self.site is None else self.site.drop(x)
         middle = multiply(x, self.down, form=form, weight_grad_queue=self.weight_grad_queue) * self.scale
         return multiply(middle, self.up, form=form, outputs=outputs, weight_grad_queue=self.weight_grad_queue)
 

@@ -97,6 +97,14 @@ class Dispatch:
 
         return linear(x, forth, back)
 
+    def send_each(self, values: Tensor) -> Tensor:
+        """Return beside the rows of `send` what each has for that expert, [R, C]; no gradient.
+
+        Args:
+            values: [n, k, C], in the order in which each row chose its experts.
+        """
+        return self._out(values.flatten(0, 1).index_select(0, self.order // self.axis.etp))
+
     def bring(self, y: Tensor) -> Tensor:
         """Return what each row's experts made of it, [n, k, H].
 

@@ -13,7 +13,7 @@ from mimo.model.spec.stage import Stage
 AXES = ("time", "down", "across")
 """Of the positions of a grid's rows, in the order of ``mrope_section``."""
 STAGE_PARTS: Mapping[str, Sequence[str]] = {
-    "embedding": ("embedding",),
+    "embedding": ("embedding", "embedding_drop"),
     "layers": ("layers",),
     "head": ("norm", "head"),
     "next_tokens": ("next_tokens",),

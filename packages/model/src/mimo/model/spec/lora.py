@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 
 import attrs
 
-from mimo.hooks import ConfigError
+from mimo.hooks import ConfigError, is_rate
 from mimo.model.spec.limits import MAX_WIDTH
 
 _DOWN, _UP = ".lora.down", ".lora.up"
@@ -24,6 +24,8 @@ class Lora:
         rank: of what is added to each, r.
         alpha: what is added is multiplied by ``alpha / rank``; 0 for the rank.
         targets: patterns (`fnmatch`) of paths of linears inside the module, ``layers.*.attention.query``.
+        dropout: the rate at which features of a linear's rows are dropped for what is added (0 or more, less than 1),
+            while it is trained.
 
     Raises:
         ConfigError: a value is out of range.
@@ -32,6 +34,7 @@ class Lora:
     rank: int
     alpha: float = 0.0
     targets: tuple[str, ...] = ()
+    dropout: float = attrs.field(default=0.0, validator=is_rate())
 
     def __attrs_post_init__(self) -> None:
         """Refuse what is out of range."""

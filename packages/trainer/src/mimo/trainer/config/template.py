@@ -126,6 +126,7 @@ def _module(name: str, table: Mapping[str, Any], kind: Kind[Any], find: Find) ->
     yield f"# {_comment_of(ModuleSettings, 'lora')}"
     yield f"# [modules.{name}.lora]"
     yield from ("# rank = 8", "# alpha = 16.0  # 0: rank", '# targets = ["*.attention.*"]')
+    yield "# dropout = 0.05  # of features that what is added reads"
 
 
 def _keys(cls: type, table: Mapping[str, Any]) -> Iterator[str]:

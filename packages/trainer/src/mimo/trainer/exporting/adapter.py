@@ -80,7 +80,7 @@ def write_adapter(
         "lora_alpha": lora.scale * lora.rank,
         "rank_pattern": ranks,
         "alpha_pattern": {name: lora.scale * rank for name, rank in ranks.items()},
-        "lora_dropout": 0.0,
+        "lora_dropout": lora.dropout,
         "bias": "none",
         "fan_in_fan_out": False,
         "inference_mode": True,

@@ -9,16 +9,16 @@ from torch import Tensor
 
 from mimo.data import PlacedItem
 from mimo.hooks import RunError, UserError
+from mimo.model.runtime import item_keys
 from mimo.topology import Coordinates
 from mimo.topology.device_copies import to_device
 from mimo.trainer.batch.microbatch import Microbatch
 from mimo.trainer.batch.row_layout import held_rows
-from mimo.trainer.batch.step_data import StepData
 from mimo.trainer.items.handed_on import hand_on
 from mimo.trainer.items.prepared import Item
 from mimo.trainer.job.job import Job, JobModule
 from mimo.trainer.job.precision import compute_dtype
-from mimo.trainer.step.program import Program
+from mimo.trainer.step.program import NumberedData, Program
 
 _ITEMS_SHOWN = 4
 
@@ -26,19 +26,33 @@ _ITEMS_SHOWN = 4
 class EncoderProgram(Program):
     """A stage of an encoder: items in, rows out."""
 
-    def begin(self, data: StepData, *, scores: bool, following: StepData | None = None) -> None:
+    def begin(self, data: NumberedData, *, scores: bool, following: NumberedData | None = None) -> None:
         """Take the samples of the step to come, as `Program.begin` says."""
         super().begin(data, scores=scores, following=following)
         if self.job.graph.by_name[self.stage.module].prefetch and not scores:
-            self._rows = sum(self._count(batch.items(self.module, self.place.dp)) for batch in data.microbatches)
+            self._rows = sum(self._count(batch.items(self.module, self.place.dp)) for batch in data.data.microbatches)
 
     def forward(self, microbatches: tuple[int, ...], inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Encode the items of this lane."""
         batches = [self._microbatches[microbatch] for microbatch in microbatches]
-        rows, items = self._encode(batches, self._prepare(batches), inputs)
+        prepared = self._prepare(batches)
+        with self.part.drawing(items=self._item_keys(microbatches)):
+            rows, items = self._encode(batches, prepared, inputs)
         if microbatches[0] < len(self.data.microbatches):  # those of the following step count in that
             self._rows += self._count(items)
         return self._outputs(self._recorded(microbatches, inputs, rows))
+
+    def _item_keys(self, microbatches: Sequence[int]) -> Tensor | None:
+        """Return by what is drawn for the items of a pass, [N]; None for nothing."""
+        found = []
+        for microbatch in microbatches:
+            key = self._step_keys[microbatch]
+            if key is None:
+                return None
+            infos = [item.info for item in self._microbatches[microbatch].items(self.module, self.place.dp)]
+            samples, indices = ([info.sample for info in infos], [info.index for info in infos])
+            found.append(item_keys(key, torch.tensor(samples), torch.tensor(indices)))
+        return torch.cat(found)
 
     def _count(self, items: Sequence[PlacedItem]) -> int:
         """Return how many rows of items this rank, and none that holds the same or a part of them, counts."""

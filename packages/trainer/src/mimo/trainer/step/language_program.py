@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from mimo.data import NO_LABEL, Packed
 from mimo.hooks import PluginError
 from mimo.model import LanguageModelSpec
-from mimo.model.runtime import AuxLosses, LanguageBatch, MtpLabels, TensorAxis
+from mimo.model.runtime import AuxLosses, LanguageBatch, MtpLabels, TensorAxis, sample_rows
 from mimo.schedule.runtime import LOSS
 from mimo.trainer.batch.microbatch import Microbatch
 from mimo.trainer.job.job import Job
@@ -27,7 +27,20 @@ class LanguageProgram(Program):
         (microbatch,) = microbatches
         step = self.data.microbatches[microbatch]
         packed = step.packed(self.place.dp, self.place.cp)
-        batch = language_batch(packed, self.job, self.device, trains=not self._scores)
+        samples = [layout.sample for layout in step.lane_layouts(self.place.dp)]
+        keys = draw_keys_of(packed, samples, self._step_keys[microbatch])
+        batch = language_batch(packed, self.job, self.device, trains=not self._scores, draw_keys=keys)
+        with self.part.drawing(rows=batch.draw_keys):
+            return self._pass(microbatches, inputs, packed, batch)
+
+    def _pass(
+        self,
+        microbatches: tuple[int, ...],
+        inputs: Mapping[str, Tensor],
+        packed: Packed,
+        batch: LanguageBatch,
+    ) -> Mapping[str, Tensor]:
+        step = self.data.microbatches[microbatches[0]]
         if self.part.stage.is_first:
             sources = {edge.name: self.job.built(edge.source).module for edge in self.job.graph.inputs(self.stage)}
             rows = {sources[edge]: value for edge, value in inputs.items()}
@@ -111,7 +124,23 @@ class LanguageProgram(Program):
             self.predictions += predictions_of(samples, shares, ids)
 
 
-def language_batch(packed: Packed, job: Job, device: torch.device, *, trains: bool = True) -> LanguageBatch:
+def draw_keys_of(packed: Packed, samples: Sequence[int], step: Tensor | None) -> Tensor | None:
+    """Return by what layers draw at random, [T, 2] of packed rows; those of the padding are anything.
+
+    Args:
+        packed: the samples.
+        samples: their numbers in the dataset.
+        step: key of the step; None where nothing is drawn.
+    """
+    if step is None:
+        return None
+    numbers = torch.tensor([*samples, 0])[torch.from_numpy(packed.samples)]
+    return sample_rows(step, numbers, torch.from_numpy(packed.positions))
+
+
+def language_batch(
+    packed: Packed, job: Job, device: torch.device, *, trains: bool = True, draw_keys: Tensor | None = None
+) -> LanguageBatch:
     """Return packed samples as the language model takes them: tensors, with placeholders by encoder.
 
     Args:
@@ -119,6 +148,7 @@ def language_batch(packed: Packed, job: Job, device: torch.device, *, trains: bo
         job: the whole.
         device: where the tensors go.
         trains: whether what it is to predict further on is asked too.
+        draw_keys: of `draw_keys_of`.
     """
     weights = packed.weights
     batch = LanguageBatch(
@@ -140,6 +170,7 @@ def language_batch(packed: Packed, job: Job, device: torch.device, *, trains: bo
         mtp_labels=tuple(_mtp_labels(packed, k) for k in range(len(packed.next_labels)) if trains),
         used=int((packed.samples < len(packed.lengths)).sum()),
         items=packed.items,
+        draw_keys=draw_keys,
     )
     return batch.to(device)
 

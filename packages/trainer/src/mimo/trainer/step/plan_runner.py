@@ -25,7 +25,7 @@ from mimo.trainer.batch.step_data import StepData
 from mimo.trainer.job.job import Job
 from mimo.trainer.step.build import RankParts
 from mimo.trainer.step.probe import PASSES, StepProbe, computations
-from mimo.trainer.step.program import Program
+from mimo.trainer.step.program import NumberedData, Program
 from mimo.trainer.step.traffic import TrafficReport
 
 _BYTES = 8
@@ -99,9 +99,9 @@ class PlanRunner:
         share = self._run(
             self._training,
             self.plan,
-            batch.data,
+            NumberedData(batch.data, batch.step),
             record=record,
-            following=None if ahead is None else ahead.data,
+            following=None if ahead is None else NumberedData(ahead.data, ahead.step),
             phase=self.phase,
         )
         if ahead is not None:
@@ -110,7 +110,7 @@ class PlanRunner:
 
     def evaluate(self, data: StepData) -> LocalStats:
         """Run forward of held-out samples, and compare each label with the argmax."""
-        return self._run(self._evaluating, self._job.evaluation_plan, data, scores=True)
+        return self._run(self._evaluating, self._job.evaluation_plan, NumberedData(data, None), scores=True)
 
     def measure(self, plan: Plan, data: StepData, record: Record, *, first: bool = False) -> None:
         """Run a plan as `train` does, to time its actions; gradients are dropped.
@@ -122,10 +122,11 @@ class PlanRunner:
             first: whether the run before was of other samples.
         """
         self._optimizer.zero_gradients()
+        step = NumberedData(data, 0)  # one that no run has
         if self.prefetches and first:
-            self._run(self._training, plan, data, following=data, phase="next")
+            self._run(self._training, plan, step, following=step, phase="next")
         self._made_ahead = None
-        self._run(self._training, plan, data, record=record, following=data if self.prefetches else None)
+        self._run(self._training, plan, step, record=record, following=step if self.prefetches else None)
         self._optimizer.zero_gradients()
 
     def _make_ahead(self, batch: PendingBatch) -> LocalStats:
@@ -134,7 +135,8 @@ class PlanRunner:
         if self._probe is not None:
             self._probe.begin(None, batch.step)
         plan = self._job.plan_of(len(batch.data.microbatches))
-        share = self._run(self._training, plan, batch.data, following=batch.data, phase="next")
+        step = NumberedData(batch.data, batch.step)
+        share = self._run(self._training, plan, step, following=step, phase="next")
         self._made_ahead = batch.step
         return LocalStats(seconds=share.seconds, extra_sums=share.extra_sums)
 
@@ -148,16 +150,16 @@ class PlanRunner:
         self,
         executor: Executor,
         plan: Plan,
-        data: StepData,
+        data: NumberedData,
         *,
         scores: bool = False,
         record: Record | None = None,
-        following: StepData | None = None,
+        following: NumberedData | None = None,
         phase: PlanPhase = _WHOLE,
     ) -> LocalStats:
         for program in self.programs:
             program.begin(data, scores=scores, following=following)
-        microbatches = (*data.microbatches, *(() if following is None else following.microbatches))
+        microbatches = (*data.data.microbatches, *(() if following is None else following.data.microbatches))
 
         def route(edge: str, microbatch: int) -> Route:
             return microbatches[microbatch].route(self._edges[edge], self._rank)

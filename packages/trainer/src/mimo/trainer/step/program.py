@@ -6,11 +6,12 @@ import abc
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 
+import attrs
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mimo.model.runtime import DeferredWeightGrads, Part
+from mimo.model.runtime import DeferredWeightGrads, Part, step_key
 from mimo.optimizer import Phase
 from mimo.optimizer.runtime import LocalStats, MimoOptimizer
 from mimo.topology import Coordinates, Edge, StageId
@@ -23,6 +24,19 @@ from mimo.trainer.step.probe import StepProbe
 COUNTS = ("truncated", "right", "samples")
 """Sums beside loss and rows: samples cut short; of the held-out samples that have labels that weigh something, those of
 which each such label is the argmax, and all."""
+
+
+@attrs.frozen
+class NumberedData:
+    """Samples, and of which step.
+
+    Args:
+        data: the samples.
+        number: of the step, by which layers draw at random; None where they are to draw nothing, as in evaluation.
+    """
+
+    data: StepData
+    number: int | None
 
 
 class Program(abc.ABC):
@@ -76,16 +90,18 @@ class Program(abc.ABC):
         assert self._data is not None
         return self._data
 
-    def begin(self, data: StepData, *, scores: bool, following: StepData | None = None) -> None:
+    def begin(self, data: NumberedData, *, scores: bool, following: NumberedData | None = None) -> None:
         """Take the samples of the step to come.
 
         Args:
             data: of the step.
             scores: whether each label is also compared with the argmax.
-            following: samples of the step after it, for what is made ahead.
+            following: those of the step after it, for what is made ahead.
         """
-        self._data = data
-        self._microbatches = (*data.microbatches, *(() if following is None else following.microbatches))
+        self._data = data.data
+        steps = (data, *(() if following is None else (following,)))
+        self._microbatches = tuple(batch for step in steps for batch in step.data.microbatches)
+        self._step_keys = tuple(key for step in steps for key in self._keys_of(step))
         self._scores = scores
         self._losses: list[Tensor] = []
         self.predictions: list[Prediction] = []
@@ -93,6 +109,12 @@ class Program(abc.ABC):
         self._label_weight = 0.0
         self._rows = 0
         self._truncated = 0
+
+    def _keys_of(self, step: NumberedData) -> list[Tensor | None]:
+        """Return for each microbatch of a step the key of what is drawn in it; None for nothing."""
+        draws = step.number is not None and self.part.draw_keys.is_read
+        key = step_key(self.job.settings.run.seed, step.number) if draws and step.number is not None else None
+        return [key] * len(step.data.microbatches)
 
     def share(self) -> LocalStats:
         """Return this rank's share of what the step adds up to."""
