@@ -96,6 +96,14 @@ def test_layout_never_changes_what_is_dropped(layout: str, lora: bool, pool: Poo
     assert check(pool, dropping(LAYOUTS[layout], lora=lora)) == ""
 
 
+@pytest.mark.parametrize("pictures", ["first", "none"])
+def test_ranks_without_items_and_rows_drop_nothing(pictures: str, pool: Pool) -> None:
+    """And wait for nobody."""
+    settings = dropping({"vision": on(0, 2, tp=1, recompute="full"), "language": on(0, 1, cp=2)}, lora=True)
+    settings["data"]["pictures"] = pictures
+    assert check(pool, settings) == ""
+
+
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved", "zb-h1"])
 def test_schedules_drop_the_same(schedule: str, pool: Pool) -> None:
     """Layers count over all stages, and split backwards take their weight gradients from what was dropped."""

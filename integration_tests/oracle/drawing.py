@@ -81,6 +81,8 @@ def _draw_encoder(rng: random.Random, name: str, language: Sequence[int], world:
     others = [rank for rank in range(world) if rank not in language]
     ranks = rng.choice((range(world), range(world), language, others or language))
     keys = {**_draw_grid(rng, ranks, lanes=range(1, 9)), **rng.choice(ENCODERS[name])}
+    if name == "vision" and "config" in keys and rng.random() < 0.5:
+        keys["config"] = {**keys["config"], "drop_path": 0.2}
     return {**keys, "batch_factor": rng.choice((1, 1, 2, 3))}
 
 
@@ -109,11 +111,12 @@ def _draw_language(rng: random.Random, keys: dict[str, Any]) -> Table:
         if config.get("next_tokens"):
             config["next_tokens_pattern"] = rng.choice(("", "".join(rng.choices("ME*-", k=rng.choice((1, 2))))))
         keys |= {"plugin": "hybrid", "config": config}
-    elif rng.random() < 0.3:
+        return config
+    if rng.random() < 0.3:
         config |= _draw_experts(rng, keys)
     elif rng.random() < 0.5:
         config |= rng.choice(list(DECODERS.values()))
-    return config
+    return config | {"hidden_dropout": rng.choice((0.0, 0.0, 0.1)), "embedding_dropout": rng.choice((0.0, 0.0, 0.1))}
 
 
 def _draw_experts(rng: random.Random, keys: dict[str, Any]) -> dict[str, Any]:
@@ -209,6 +212,7 @@ def _draw_lora(rng: random.Random, module: JobModule) -> dict[str, Any]:
         "rank": rng.choice((1, 2, 3, 5)),
         "alpha": rng.choice((0.0, 1.0, 3.0)),
         "targets": rng.choice((["*"], some, some)),
+        "dropout": rng.choice((0.0, 0.0, 0.1)),
     }
 
 

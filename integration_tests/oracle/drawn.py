@@ -50,7 +50,16 @@ def describe(settings: Table) -> str:
         shown = {key: module[key] for key in keys if str(module.get(key, 1)) not in ("1", "False", "none")}
         parts.append(f"{module['plugin']}({', '.join(f'{key} {value}' for key, value in shown.items())})")
     language = settings["modules"]["language"]["config"]
-    further = ("tied", "kv_heads", "experts", "pattern", "next_tokens", "next_tokens_pattern")
+    further = (
+        "hidden_dropout",
+        "embedding_dropout",
+        "tied",
+        "kv_heads",
+        "experts",
+        "pattern",
+        "next_tokens",
+        "next_tokens_pattern",
+    )
     parts.append(", ".join(f"{key} {language[key]}" for key in further if language.get(key)))
     shown_of_run = ("micro_batch", "batch_tokens", "compile")
     sizes = [f"{key} {settings['run'][key]}" for key in shown_of_run if key in settings["run"]]

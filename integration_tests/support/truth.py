@@ -193,7 +193,7 @@ def rows_of(
     if not prepared:
         return None
     infos = [items[number].info for number in whole]
-    keys = item_keys(key, torch.tensor([one.sample for one in infos]), torch.tensor([one.index for one in infos]))
+    keys = item_keys(key, [one.sample for one in infos], [one.index for one in infos])
     with part.drawing(items=keys):
         found = part.encode(prepared, [one.size for one in infos])
     counts = torch.tensor([item.rows for item in items])

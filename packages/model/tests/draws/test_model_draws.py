@@ -179,7 +179,7 @@ def test_drop_path_drops_items_whole() -> None:
     """All rows of an item in packed rows, all of an image where images are stacked, and the same ones in both."""
     keys = DrawKeys(module="vision")
     layer = _dropping(DropPath(0.5), keys)
-    items = item_keys(step_key(1, 1), torch.arange(40), torch.zeros(40, dtype=torch.long))
+    items = item_keys(step_key(1, 1), range(40), [0] * 40)
     with keys.at(Drawn(items=items)):
         with keys.at(keys.packed([3] * 40, device=CPU)):
             packed = layer(torch.ones(120, 5)).view(40, 3, 5)
@@ -193,10 +193,23 @@ def test_drop_path_drops_items_whole() -> None:
     assert 10 < int(dropped.all(1).sum()) < 30
 
 
+def test_no_items_have_no_keys() -> None:
+    """Which is an ordinary case: packed or stacked, whole or in parts."""
+    keys = DrawKeys(module="vision")
+    with keys.at(Drawn(items=item_keys(step_key(1, 1), [], []))), keys.at(keys.parts([])):
+        for drawn in (keys.packed([], device=CPU), keys.stacked(CPU)):
+            with keys.at(drawn):
+                assert _dropping(Dropout(0.5), keys)(torch.ones(0, 3)).shape == (0, 3)
+                assert _dropping(DropPath(0.5), keys)(torch.ones(0, 3)).shape == (0, 3)
+        padding = keys.packed([], range(4), device=CPU).rows
+        assert padding is not None
+        assert padding.tolist() == [[0, 0]] * 4
+
+
 def test_slices_of_packed_items_are_cut_from_the_whole() -> None:
     """Also where they begin within an item, and reach beyond the last one; tiles of an item have keys of their own."""
     keys = DrawKeys(module="vision")
-    items = item_keys(step_key(1, 1), torch.tensor([4, 4, 9]), torch.tensor([0, 1, 0]))
+    items = item_keys(step_key(1, 1), [4, 4, 9], [0, 1, 0])
     with keys.at(Drawn(items=items)), keys.at(keys.parts([1, 2, 0])):
         assert keys.items is not None
         assert len(set(keys.items.tolist())) == 3

@@ -41,15 +41,16 @@ def sample_rows(step: Tensor, samples: Tensor, positions: Tensor) -> Tensor:
     return torch.stack((fold(owners, positions), owners), 1)
 
 
-def item_keys(step: Tensor, samples: Tensor, indices: Tensor) -> Tensor:
-    """Return the keys [N] of items of an encoder, which are others than those of the samples around them.
+def item_keys(step: Tensor, samples: Sequence[int], indices: Sequence[int]) -> Tensor:
+    """Return the keys [N] of items of an encoder, on the CPU; they are others than those of the samples around them.
 
     Args:
         step: of `step_key`.
-        samples: [N] number of each item's sample in the dataset.
-        indices: [N] of each item in it.
+        samples: number of each item's sample in the dataset.
+        indices: of each item in it.
     """
-    return fold(fold(step, samples), indices + 1)
+    of_samples, places = (torch.tensor(numbers, dtype=torch.int64) for numbers in (samples, indices))
+    return fold(fold(step, of_samples), places + 1)
 
 
 @attrs.frozen(eq=False)
@@ -123,7 +124,7 @@ class DrawKeys:
         """Return the keys of now, each item as so many of its own: the tiles of an image."""
         if self.items is None:
             return self.now
-        each = torch.tensor(counts)
+        each = torch.tensor(counts, dtype=torch.int64)
         inside = torch.cat([torch.arange(0), *map(torch.arange, counts)])
         return attrs.evolve(self.now, items=fold(self.items.repeat_interleave(each), inside))
 
@@ -144,7 +145,7 @@ class DrawKeys:
             return self.now
         if len(items) != len(lengths):
             raise self._error(f"the rows of {len(items)} items, as many as it was given", f"{len(lengths)}")
-        owners = items.repeat_interleave(torch.tensor(lengths, dtype=torch.long))
+        owners = items.repeat_interleave(torch.tensor(lengths, dtype=torch.int64))
         inside = torch.cat([torch.arange(0), *map(torch.arange, lengths)])
         rows = torch.stack((fold(owners, inside), owners), 1)
         if isinstance(held, Tensor):

@@ -50,8 +50,7 @@ class EncoderProgram(Program):
             if key is None:
                 return None
             infos = [item.info for item in self._microbatches[microbatch].items(self.module, self.place.dp)]
-            samples, indices = ([info.sample for info in infos], [info.index for info in infos])
-            found.append(item_keys(key, torch.tensor(samples), torch.tensor(indices)))
+            found.append(item_keys(key, [info.sample for info in infos], [info.index for info in infos]))
         return torch.cat(found)
 
     def _count(self, items: Sequence[PlacedItem]) -> int:
