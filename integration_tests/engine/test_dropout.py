@@ -13,11 +13,13 @@ from jobs import make_job
 from oracle import GAP, Outcome, differences, run_layout
 from resuming import check_going_on
 from tables import Table, alone, scheduled, table, world_of
+from test_oracle_distributed import Way, distributed
 from torch import nn
 from truth import Truth, run_plain
 
+from mimo.model.draws import numbers
 from mimo.model.runtime import LowRank, local
-from mimo.testing import Pool
+from mimo.testing import Pool, RanksError
 from mimo.trainer import Trainer
 
 SP: Mapping[str, Any] = {"sequence_parallel": True}
@@ -111,6 +113,12 @@ def test_schedules_drop_the_same(schedule: str, pool: Pool) -> None:
     assert check(pool, scheduled(dropping(layout, lora=schedule == "zb-h1"), schedule)) == ""
 
 
+def test_spread_parameters_drop_the_same(pool: Pool) -> None:
+    """They are gathered for each layer, and once more where backward computes it again."""
+    layout = {name: {**keys, "dp": 2} for name, keys in LAYOUTS["colocated lanes, recomputed"].items()}
+    assert check(pool, distributed(dropping(layout), Way("full", overlaps=True))) == ""
+
+
 @pytest.mark.parametrize("language", [on(0, 1, ep=2, recompute="full"), on(0, 1, tp=2, etp=2)], ids=["ep2", "etp2"])
 def test_experts_drop_the_same(language: Mapping[str, Any], pool: Pool) -> None:
     """Keys go with the rows to the ranks that hold their experts."""
@@ -122,6 +130,41 @@ def test_rows_made_a_step_ahead_are_dropped_by_the_step_that_they_are_for(pool: 
     settings = dropping({"vision": on(0, 0, prefetch=True), "language": on(0, 1, pp=2)})
     settings["modules"]["vision"]["lora"] = {**LORA, "targets": ["projector.*"]}
     assert check(pool, settings) == ""
+
+
+SIZES: Mapping[str, int] = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
+LANGUAGE: Mapping[str, Any] = {**SIZES, "intermediate_size": 37, "resid_pdrop": 0.1, "embd_pdrop": 0.1}
+IMAGES: Mapping[str, int] = {"image_size": 8, "patch_size": 2, "num_channels": 1, "mlp_ratio": 1}
+TOWER: Mapping[str, Any] = {**SIZES, **IMAGES, "hidden_dropout_prob": 0.1, "drop_path_rate": 0.2}
+LIBRARY: dict[str, Modules] = {
+    "disjoint, pp2": {"vision": on(0, 0), "language": on(0, 1, pp=2)},
+    "tp2, passes for two": {"vision": on(0, 1, tp=2, batch_factor=2), "language": on(0, 1, tp=2)},
+    "lanes, recomputed": {"vision": on(0, 1, recompute="full"), "language": on(0, 1, recompute="full")},
+    "cp2": {"vision": on(0, 0), "language": on(0, 1, cp=2)},
+}
+
+
+def of_library(settings: Table) -> Table:
+    """Return settings with a language model and a tower of transformers that drop in the place of ours."""
+    for name, plugin, model_type, values in (
+        ("language", "hf-decoder", "phi", LANGUAGE),
+        ("vision", "hf-encoder", "dinov2", TOWER),
+    ):
+        settings["modules"][name] |= {"plugin": plugin, "config": {"model_type": model_type, "values": dict(values)}}
+    return settings
+
+
+@pytest.mark.parametrize(
+    ("layout", "lora"),
+    [
+        pytest.param(layout, lora, marks=[pytest.mark.soak] if lora == place % 2 else [])
+        for place, layout in enumerate(LIBRARY)
+        for lora in (False, True)
+    ],
+)
+def test_models_of_the_library_drop_the_same(layout: str, lora: bool, pool: Pool) -> None:
+    """What their published configs name: features of rows, those of embedded ones, and paths of images."""
+    assert check(pool, of_library(dropping(LIBRARY[layout], lora=lora))) == ""
 
 
 def test_what_is_dropped_counts(pool: Pool) -> None:
@@ -140,6 +183,22 @@ def test_what_is_dropped_counts(pool: Pool) -> None:
         losses.append(_truth(pool, settings).losses)
     for place, one in enumerate(losses):
         assert all(abs(one[0] - other[0]) > 1e-5 * one[0] for other in losses[:place]), losses
+
+
+def _without_draws(rank: int, settings: Table) -> float:
+    with mock.patch.object(numbers, "_mix", side_effect=AssertionError("a number is drawn")):
+        return Trainer(make_job(settings), rank=rank, device="cpu").train(1).loss
+
+
+def test_nothing_is_drawn_where_nothing_drops(pool: Pool) -> None:
+    """At rates of 0 neither keys nor masks are computed, and the loss is that of a model without rates."""
+    plain = table(LAYOUTS["disjoint"], microbatches=2)
+    none = dropping(LAYOUTS["disjoint"], hidden_dropout=0.0, embedding_dropout=0.0)
+    none["modules"]["vision"]["config"]["drop_path"] = 0.0
+    first, second = (pool.run(2, _without_draws, settings)[0] for settings in (plain, none))
+    assert first == second
+    with pytest.raises(RanksError, match="a number is drawn"):
+        pool.run(2, _without_draws, dropping(LAYOUTS["disjoint"]))
 
 
 def _repeat(rank: int, settings: Table) -> list[float]:

@@ -11,6 +11,8 @@ import torch
 from accelerator import Wait, accelerator
 from jobs import make_job
 from tables import Table, table, world_of
+from test_dropout import dropping
+from test_dropout import of_library as dropping_of_library
 from test_memory_peak import of_library
 from test_oracle import SOFTMAX, on
 from test_oracle_audio import CONFIGS as WHISPER
@@ -75,6 +77,7 @@ CASES: Mapping[str, Mapping[str, Any]] = {
 }
 LIBRARY: Mapping[str, Callable[[], Table]] = {
     "llama and siglip of transformers": lambda: of_library(table(**CASES["decoder"], microbatches=2), "llama"),
+    "models of transformers that drop": lambda: dropping_of_library(dropping({"vision": HERE, "language": HERE})),
     "a mixture of transformers": lambda: of_library(table(**CASES["decoder"], microbatches=2), "qwen3_moe"),
     "rows that see each other, tp2": lambda: settings_of("tp2, lanes", "items"),
     "rows behind layers, cp2 pp2": lambda: settings_of("cp2 pp2", "deep grids"),

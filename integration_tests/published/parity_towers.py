@@ -66,7 +66,7 @@ def _library(config: HfEncoderConfig, values: Mapping[str, Tensor]) -> Any:
     """Return an encoder whose tower is the library's own, with these values."""
     encoder: Any = HF_ENCODER.build(config, HIDDEN)
     with quiet():
-        encoder.encoder = new_tower(config.library()).float()
+        encoder.encoder = new_tower(config.library()).float().eval()  # which drops nothing
     held = dict(encoder.named_buffers()) | dict(encoder.named_parameters(remove_duplicate=False))
     with torch.no_grad():
         for path, value in values.items():

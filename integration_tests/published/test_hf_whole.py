@@ -200,8 +200,8 @@ def test_a_key_that_drops_is_set_aside_by_name(llama: Path, tmp_path: Path) -> N
     """On the command line, from where it goes into the printed settings, or in settings; an export has it again."""
     there = changed(llama, tmp_path / "there", {"attention_dropout": 0.25})
     assert checkpoint("import-hf", there).refused(
-        f"{there}/config.json: attention_dropout: expected 0.0, as nothing is dropped at random here, got 0.25. "
-        'To train without: ignore = ["attention_dropout"] in the module\'s settings, or --ignore attention_dropout.'
+        f"{there}/config.json: attention_dropout: expected 0.0, as ours drops nothing of that kind at random, got 0.25."
+        ' To train without: ignore = ["attention_dropout"] in the module\'s settings, or --ignore attention_dropout.'
     )
     ended = checkpoint("import-hf", there, "--ignore", "attention_dropout", "--out", tmp_path / "out").printed
     assert ended.count("set aside: attention_dropout = 0.25\n") == 1

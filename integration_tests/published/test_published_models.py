@@ -102,8 +102,10 @@ def test_nothing_in_the_record_is_wrong() -> None:
     trained = [one for one in every.values() if not one["problem"]]
     assert len(trained) >= 100
     assert all("one process" in one["differences"] for one in trained)
-    assert all(one["leak"] <= 1e-6 for plugin, of in record.items() for one in of.values() if plugin in MODULES)
-    assert [name for name, one in every.items() if one["weights"]] == ["kimi_linear", "olmo_hybrid", "radio"]
+    of_modules = [one for plugin in MODULES for one in record[plugin].values() if not one["problem"]]
+    assert all(one["leak"] <= 1e-6 for one in of_modules)
+    unwritten = [name for name, one in every.items() if one["weights"]]
+    assert unwritten == ["kimi_linear", "olmo_hybrid", "maskformer-swin", "radio"]
 
 
 def test_whole_models_write_what_the_library_writes() -> None:
@@ -234,5 +236,5 @@ def test_families_are_chosen_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     main()
     record = read(file)
     assert list(record["hf-decoder"]) == ["opt", "zamba"]
-    assert record["hf-decoder"]["opt"]["problem"] == "'opt': a small one draws random numbers while it trains"
+    assert record["hf-decoder"]["opt"]["problem"] == "dropout = 0.1, at which 'opt' drops by a function in its layers"
     assert PAGE.read_text(encoding="utf-8") == before

@@ -222,7 +222,7 @@ def test_other_weights_are_refused(run_ranks: Callable[..., list[Any]]) -> None:
         (
             CLIP_1,
             {"attention_dropout": 0.1},
-            r"config\.json: attention_dropout: expected 0\.0, as nothing is dropped at random here, got 0\.1",
+            r"config\.json: attention_dropout: expected 0\.0, as ours drops nothing of that kind at random, got 0\.1",
         ),
         (SIGLIP_2, {"num_patches": 200}, r"config\.json: num_patches: expected a square number, got 200"),
     ],

@@ -119,14 +119,6 @@ def test_experts_of_a_form_of_their_own_stay_together() -> None:
         expert_splits(module, ExpertAxis(ep=2))
 
 
-def test_what_is_random_in_training_is_refused() -> None:
-    """A router's jitter and dropout of attention would draw other numbers in each layout."""
-    with pytest.raises(ConfigError, match=r"got 'phimoe': a small one draws random numbers"):
-        HF_DECODER.build(small("phimoe"), Stage())
-    with pytest.raises(ConfigError, match=r"got 'llama': .* got dropout, from LlamaAttention"):
-        HF_DECODER.build(small("llama", attention_dropout=0.1), Stage())
-
-
 def test_what_no_layout_can_keep_is_refused_by_its_key() -> None:
     """Stretching by the longest sample, too many layers, and an unknown vocabulary."""
     rope = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}

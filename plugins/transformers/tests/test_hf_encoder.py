@@ -77,7 +77,7 @@ def test_what_nothing_depends_on_is_not_trained() -> None:
     ("model_type", "text"),
     [
         ("resnet", "got 'resnet' with rows of a thin one that differ by .* in a batch of images"),
-        ("beit", "got 'beit' with a thin one draws random numbers while it trains"),
+        ("dinov3_vit", "got 'dinov3_vit' with a thin one draws random numbers while it trains"),
         ("yolos", "got 'yolos' with rows that don't end with those of its patches"),
         ("vivit", "got 'vivit' with a forward that fails with ValueError"),
         ("siglip2_vision_model", "got 'siglip2_vision_model' with a forward that fails with TypeError"),

@@ -16,7 +16,7 @@ from mimo_transformers import HF_DECODER, HfDecoderConfig
 from mimo_transformers.family import quiet
 from mimo_transformers.model.attention import PackedRows, hold_rows
 from mimo_transformers.model.experts import BridgedExperts
-from mimo_transformers.model.layers import PerSample, mix_in
+from mimo_transformers.model.layers import run_per_sample
 from mimo_transformers.model.mixing import Mixing, mixing
 from mimo_transformers.model.small import batch_of, described, draw_ids, stirred, trying
 from mimo_transformers.model.stage import HfStage
@@ -155,7 +155,7 @@ class _Sums(nn.Module):
 def test_what_runs_on_one_sample_takes_rows_alone() -> None:
     """Rows of padding are apart; what isn't of rows isn't taken, and is None where it is returned."""
     part = _Sums()
-    mix_in(part, PerSample)
+    run_per_sample(part)
     batch = batch_of([torch.arange(1, 4), torch.arange(1, 3)])
     rows = PackedRows.of(batch)
     with hold_rows(part, rows):
@@ -171,7 +171,7 @@ def test_experts_in_what_runs_on_one_sample_stay_together(monkeypatch: pytest.Mo
     stage = HfStage(small("mixtral"), Stage())
     for part in list(stage.layers.modules()):
         if any(isinstance(child, BridgedExperts) for child in part.children()):
-            mix_in(part, PerSample)
+            run_per_sample(part)
     monkeypatch.setattr(tensor, "HfStage", lambda _config, _stage: stage)
     monkeypatch.setattr(tensor, "_has_known_experts", tensor._has_known_experts.__wrapped__)
     with pytest.raises(ConfigError, match=r"language\.ep: expected 1, since the experts .* got 2 and 'mixtral'"):

@@ -90,7 +90,7 @@ def test_another_process_finds_what_a_trial_of_a_language_model_has_found(
 
 def test_a_refusal_is_tried_each_time(folder: Path, forget: Callable[[], None]) -> None:
     """No record of what failed, which may have been for want of memory."""
-    config = small("gpt2")
+    config = small("phimoe")
     for _ in range(2):
         with pytest.raises(ConfigError, match="a family that computes on packed rows"):
             packed.prove(config)

@@ -111,9 +111,13 @@ def test_nothing_of_a_folder_but_its_numbers_is_taken_over() -> None:
 
 
 def test_dropout_of_a_folder_is_refused_by_its_key() -> None:
-    """As nothing is dropped here; a head that no language model has doesn't count."""
-    with pytest.raises(ConfigError, match=r"config.json: resid_pdrop: expected 0.0, .* got 0.1"):
-        family_of("phi").settings({"resid_pdrop": 0.1})
+    """That of attention; what hidden rows lose is a setting, and what a head loses that isn't here doesn't count."""
+    with pytest.raises(ConfigError, match=r"config.json: attention_dropout: expected 0.0, .* got 0.1"):
+        family_of("phi").settings({"resid_pdrop": 0.1, "attention_dropout": 0.1})
+    settings = family_of("phi").settings({"resid_pdrop": 0.1, "attention_dropout": 0.0})
+    assert settings["values"]["resid_pdrop"] == 0.1
+    described = family_of("phi").describe(HfDecoderConfig(**settings))
+    assert described["resid_pdrop"] == 0.1
     assert family_of("gpt_neox").dropout == ["attention_dropout", "hidden_dropout"]
 
 

@@ -345,7 +345,7 @@ REFUSED: Sequence[tuple[str, Mapping[str, Any], str]] = [
     (
         "qwen2",
         {"attention_dropout": 0.1},
-        "attention_dropout: expected 0.0, as nothing is dropped at random here, got 0.1",
+        "attention_dropout: expected 0.0, as ours drops nothing of that kind at random, got 0.1",
     ),
     ("llama", {"rope_scaling": {"type": "yarn"}}, "rope_scaling.rope_type: expected one of default, linear, llama3"),
     ("llama", {"rope_parameters": {"rope_type": "dynamic"}}, "rope_parameters.rope_type: expected one of"),

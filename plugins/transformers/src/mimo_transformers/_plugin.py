@@ -94,7 +94,7 @@ HF_DECODER = LanguageModelSpec(
     vocabulary=lambda config: config.vocabulary,
     build=_build,
     tied=ends_share,
-    parts={**STAGE_PARTS, "embedding": ("embedding", "before")},
+    parts={**STAGE_PARTS, "embedding": ("embedding", "before", "drops")},
     stage_parts=stage_parts,
     tensor=TensorSupport(divisible=_divisible, plan=_split),
     context=attrs.evolve(stage_context(), check=_check_context),

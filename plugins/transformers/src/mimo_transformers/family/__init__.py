@@ -1,6 +1,7 @@
 """Families of models of the library: configs, classes, and small ones of them. Free of torch until one is built."""
 
 from mimo_transformers.family.config import HfConfig, HfDecoderConfig, HfEncoderConfig
+from mimo_transformers.family.dropout import check_dropout, dropout_keys, rates_in, refused_rates, without_refused
 from mimo_transformers.family.image_text import (
     ImageHalf,
     half_of,
@@ -36,7 +37,9 @@ __all__ = [
     "base_path_of",
     "causal_class",
     "causal_types",
+    "check_dropout",
     "config_of",
+    "dropout_keys",
     "half_of",
     "image_half",
     "image_text_class",
@@ -49,8 +52,11 @@ __all__ = [
     "new_network",
     "new_tower",
     "quiet",
+    "rates_in",
+    "refused_rates",
     "shrink",
     "thin",
     "tower_class",
     "tower_types",
+    "without_refused",
 ]

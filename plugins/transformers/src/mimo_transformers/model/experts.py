@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from mimo.model.runtime import Dispatch, ExpertAxis, GroupedLinear, TensorAxis
+from mimo.model.runtime import Dispatch, DrawKeys, Drawn, ExpertAxis, GroupedLinear, TensorAxis
 from mimo_transformers.model.attention import held_rows
 from mimo_transformers.model.modules import Draw, draw_all, without_contents
 from mimo_transformers.model.published import Published
@@ -33,6 +33,7 @@ class BridgedExperts(nn.Module):
         axis: over which they are spread, and the width inside each is cut; set by an expert plan.
         tensor: over which rows are shared out before they are sent, set by a tensor plan.
         layer: number of the layer, where what its router decides is taken down.
+        draw_keys: by which what is added to its linears draws at random.
     """
 
     def __init__(self, replaced: Any, draw: Draw) -> None:
@@ -48,6 +49,7 @@ class BridgedExperts(nn.Module):
         self.down = BridgedGroupedLinear(replaced, "down_proj", draw)
         self.axis, self.tensor = ExpertAxis.single(), TensorAxis.single()
         self.layer: int | None = None
+        self.draw_keys = DrawKeys()
         self._replaced = (_without_parameters(replaced),)
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
@@ -61,10 +63,20 @@ class BridgedExperts(nn.Module):
         total, share = len(hidden_states), self.tensor.share_out
         span = self.tensor.span(total)
         x, weights = share(hidden_states), share(top_k_weights)
-        dispatch = Dispatch.of(top_k_index[span.start : span.stop], experts=self.count, axis=self.axis)
+        chosen = top_k_index[span.start : span.stop]
+        dispatch = Dispatch.of(chosen, experts=self.count, axis=self.axis)
         sent, counts = dispatch.send(x), dispatch.counts
-        made = dispatch.bring(cast("Tensor", self.down(self._activated(sent, counts), counts)))  # [n, k, H]
+        with self.draw_keys.at(self.draw_keys.some(slice(span.start, span.stop))):
+            drawn = self._sent_keys(dispatch, chosen)
+        with self.draw_keys.at(drawn):
+            finished = cast("Tensor", self.down(self._activated(sent, counts), counts))
+        made = dispatch.bring(finished)  # [n, k, H]
         return self.tensor.collect((made * weights.unsqueeze(2)).sum(1).to(x.dtype), total)
+
+    def _sent_keys(self, dispatch: Dispatch, chosen: Tensor) -> Drawn:
+        """Return the keys of the rows that this rank's experts take, if something draws by them."""
+        keys, linears = self.draw_keys, (part for part in self.children() if isinstance(part, GroupedLinear))
+        return keys.sent(dispatch, chosen) if any(part.draws for part in linears) else keys.on(None)
 
     def _activated(self, rows: Tensor, counts: Sequence[int]) -> Tensor:
         """Return [R, I] of ``rows`` [R, H], as the library's class makes it of its first product."""

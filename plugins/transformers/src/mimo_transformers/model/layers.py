@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mimo.model.runtime import LayerCache
+from mimo.model.runtime import DrawKeys, LayerCache
 from mimo_transformers.model.attention import PackedRows, hold_rows, refusal, rows_of
 
 _NEXT = "_mimo_next_rows"
@@ -64,7 +64,13 @@ class LayerStandIn(BridgedLayer):
 
 
 class PerSample(nn.Module):
-    """Mixed into the class of a part of a layer that mixes rows by itself: it runs on one sample after the other."""
+    """Mixed into the class of a part of a layer that mixes rows by itself: it runs on one sample after the other.
+
+    Attributes:
+        draw_keys: by which its parts draw at random.
+    """
+
+    draw_keys: DrawKeys
 
     def forward(self, *given: Any, **named: Any) -> Any:
         """Return what the library's part makes of each sample, one behind the other; None for what isn't of rows.
@@ -86,13 +92,14 @@ class PerSample(nn.Module):
             saved = rows.cache.layer(rows.call_of(vars(self)[_PATH]))
             sizes = rows.cache.step.sizes
             tensors = [_continued(saved, str(place), one, sizes) for place, one in enumerate(tensors)]
-        found = []
+        found, keys, first = [], self.draw_keys, 0
         for size, pieces in zip(
             sizes, zip(*(one.split(sizes, _ROWS_DIM) for one in tensors), strict=True), strict=True
         ):
             one_given, one_named = _with_tensors((given, named), pieces)
-            with hold_rows(self, rows.alone(size)):
+            with hold_rows(self, rows.alone(size)), keys.at(keys.some(slice(first, first + size))):
                 found.append(super().forward(*one_given, **one_named))
+            first += size
         return self._joined(found, sizes, own)
 
     def _joined(self, found: Sequence[Any], sizes: Sequence[int], own: Sequence[int]) -> Any:
@@ -163,9 +170,15 @@ def bridge_layers(layers: Iterable[nn.Module], mixers: Collection[type[nn.Module
     for index, layer in enumerate(layers):
         for path, part in layer.named_modules():
             if type(part) in mixers:
-                mix_in(part, PerSample)
+                run_per_sample(part)
                 vars(part)[_PATH] = f"{index}.{path}"
         mix_in(layer, BridgedLayer)
+
+
+def run_per_sample(part: nn.Module) -> None:
+    """Make a part of a layer `PerSample`."""
+    mix_in(part, PerSample)
+    vars(part)["draw_keys"] = DrawKeys()
 
 
 def stand_in(layer: nn.Module, *, resumes: bool, finishes: bool, returns: int) -> None:

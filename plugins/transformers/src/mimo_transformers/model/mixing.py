@@ -18,7 +18,15 @@ from torch import Tensor, nn
 from mimo.model.runtime import LanguageBatch, create_on
 from mimo_transformers.family import base_path_of, new_network
 from mimo_transformers.model.attention import PackedRows, hold_rows, register_attention
-from mimo_transformers.model.layers import BridgedLayer, PerSample, bridge_layers, change_tensors, mix_in, tensors_in
+from mimo_transformers.model.drops import replace_drops
+from mimo_transformers.model.layers import (
+    BridgedLayer,
+    bridge_layers,
+    change_tensors,
+    mix_in,
+    run_per_sample,
+    tensors_in,
+)
 from mimo_transformers.model.parts import find_parts, run_base
 from mimo_transformers.model.small import affordable, batch_of, draw_ids, small_config, stir, trying
 
@@ -54,6 +62,7 @@ def mixing(description: str) -> Mixing:
         with create_on("meta"):
             path = find_parts(new_network(library)).layers
         network = stir(affordable(lambda: new_network(library)))
+        replace_drops(network)  # chance would look like mixing
         layers = network.get_submodule(base_path_of(network)).get_submodule(path)
         return _mixing(network, layers, batch_of(draw_ids(config)))
     return Mixing()
@@ -72,7 +81,7 @@ def _mixing(network: Any, layers: Any, batch: LanguageBatch) -> Mixing:
             if original not in found and not _mixes(part, calls, rows):
                 continue
             part.__class__ = original
-            mix_in(part, PerSample)
+            run_per_sample(part)
             if part is layer:
                 mix_in(part, BridgedLayer)
             if _mixes(part, calls, rows) is False:

@@ -20,6 +20,7 @@ from mimo.model import Stage
 from mimo.model.runtime import DecodeCache, LanguageBatch, LanguageStage, create_on
 from mimo_transformers.family import HfDecoderConfig, base_path_of, new_network, quiet
 from mimo_transformers.model.attention import CallRecord, PackedRows, register_attention
+from mimo_transformers.model.drops import replace_drops
 from mimo_transformers.model.experts import BridgedGroupedLinear
 from mimo_transformers.model.layers import LAYER_ROWS, Passing, bridge_layers, mix_in, stand_in
 from mimo_transformers.model.mixing import mixing
@@ -65,6 +66,7 @@ class HfStage(LanguageStage):
         mixed, here = mixing(described(config)), stage.layers(config.layers)
         routers = {} if config.balance_loss is None else find_routers(network, parts.layers, mixed.parts)
         replace(layers, draw, weights=mixed.weights)
+        drops = replace_drops(base)
         for number in routers:
             if number in here:
                 record_choices(layers[number], number, routers[number])
@@ -82,6 +84,8 @@ class HfStage(LanguageStage):
             self.embedding = BridgedEmbedding(embedding, draw)
         if stage.is_first:
             self.before = nn.ModuleDict({_key(path): base.get_submodule(path) for path in parts.before})
+            beside = {path: part for path, part in drops.items() if not path.startswith(f"{parts.layers}.")}
+            self.drops = nn.ModuleDict({_key(path): part for path, part in beside.items()})  # elsewhere without keys
         self.shared = nn.ModuleDict({_key(path): base.get_submodule(path) for path in parts.buffered})
         for part in (*layers, *self.children()):
             make_own(part, draw, lambda path: constants(described(config)).get(path), paths)
@@ -97,12 +101,14 @@ class HfStage(LanguageStage):
     def forward(self, batch: LanguageBatch, rows: Mapping[str, Tensor], hidden: Tensor | None) -> Tensor:
         """Return this stage's rows [T, H]; see `LanguageModule`."""
         x, positions = self.begin(batch, rows, hidden), batch.positions
+        drawn = self.draw_keys.now
         places = batch.grid_positions if self._turns_by_grids else None
         items = batch.items if self.config.bidirectional_items else ()
         cache, count = DecodeCache.of(batch, items=items), len(positions)
         if not count:  # the library's layers take no less than one row: one of padding
             x, positions = functional.pad(x, (0, 0, 0, 1)), functional.pad(positions, (0, 1))
             places = None if places is None else functional.pad(places, (0, 0, 0, 1))
+            drawn = attrs.evolve(drawn, rows=None if drawn.rows is None else functional.pad(drawn.rows, (0, 0, 0, 1)))
         x, deep = self.begin_deep(x)
         packed = PackedRows(
             lengths=batch.lengths,
@@ -117,7 +123,8 @@ class HfStage(LanguageStage):
             routed={} if self._routed_layers and cache is None and self.record is None else None,
         )
         base, _, layers = self._networks
-        found = run_base(base, layers, x.unsqueeze(0), packed).squeeze(0)
+        with self.draw_keys.at(drawn):
+            found = run_base(base, layers, x.unsqueeze(0), packed).squeeze(0)
         if cache is not None:
             cache.end()
         self._add_balance_loss(batch, packed)

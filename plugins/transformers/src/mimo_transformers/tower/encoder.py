@@ -16,8 +16,9 @@ from torch import Tensor, nn
 
 from mimo.hooks import ConfigError
 from mimo.model import Side
-from mimo.model.runtime import PackedRows, Projector, create_on
+from mimo.model.runtime import DrawKeys, Drawn, PackedRows, Projector, create_on
 from mimo_transformers.family import HfEncoderConfig, new_tower, quiet
+from mimo_transformers.model.drops import replace_drops
 from mimo_transformers.model.modules import Constant, Draw, without_contents
 from mimo_transformers.model.own import make_own, replace
 from mimo_transformers.model.published import Published
@@ -143,6 +144,7 @@ class HfEncoder(nn.Module):
 
     Attributes:
         encoder: the library's model.
+        draw_keys: by which it draws at random.
     """
 
     def __init__(
@@ -155,10 +157,12 @@ class HfEncoder(nn.Module):
         draw: Draw = partial(type(network)._init_weights, without_contents(network))  # noqa: SLF001 - what the library draws by itself
         paths = {part: path for path, part in network.named_modules()}
         replace(network, draw)
+        replace_drops(network)
         make_own(network, draw, constant, paths)
         for path, parameter in network.named_parameters():
             parameter.requires_grad_(parameter.requires_grad and path not in idle)
         self.encoder = network
+        self.draw_keys = DrawKeys()
         self.projector = Projector(config.projector, self.rows.width, hidden)
 
     def forward(
@@ -217,7 +221,8 @@ class HfEncoder(nn.Module):
         like = next(parameter for parameter in self.encoder.parameters() if parameter.is_floating_point())
         images = [item["pixels"] for item in items] or [torch.zeros(self.rows.channels, side, side)]
         pixels = torch.stack(images).to(device=like.device, dtype=like.dtype)
-        rows = features(self.encoder, pixels, self.config)
+        with self.draw_keys.at(self.draw_keys.stacked(pixels.device) if items else Drawn()):
+            rows = features(self.encoder, pixels, self.config)
         return rows[: len(items)].flatten(0, 1)
 
     def published(self, network: Any) -> dict[str, Published]:

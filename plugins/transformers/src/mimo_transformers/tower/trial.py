@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mimo.model.runtime import Split, TensorAxis
-from mimo_transformers.family import HfEncoderConfig, new_tower
+from mimo.model.runtime import Drawn, Split, TensorAxis, item_keys, step_key
+from mimo_transformers.family import HfEncoderConfig, check_dropout, new_tower, without_refused
 from mimo_transformers.model.small import affordable, constants_of, stir, thin_values
 from mimo_transformers.tower.encoder import HfEncoder, features, refusal, rows_of
-from mimo_transformers.trial.encoders import TRIED, Tried, UnfitError, check_rows, encoder_splits, idle_in, try_encoder
+from mimo_transformers.trial.encoders import (
+    TRIED,
+    Tried,
+    UnfitError,
+    check_rows,
+    check_same,
+    draw_in,
+    encoder_splits,
+    idle_in,
+    try_encoder,
+)
 from mimo_transformers.trial.record import recall
 from mimo_transformers.trial.tensor_plan import TensorPlan, plans
 from mimo_transformers.trial.two_ranks import PLAN, find_plan, right_plan, try_plan
@@ -28,11 +39,12 @@ def build_encoder(config: HfEncoderConfig, hidden: int) -> HfEncoder:
 
     Raises:
         ConfigError: a thin one doesn't compute of each image in a batch what the library computes of it alone, or it
-            draws random numbers or changes what isn't trained.
+            draws random numbers or changes what isn't trained; by its key, weights of attention would be dropped.
     """
-    tried = tried_of(config)
+    tried = tried_of(without_refused(config))
     if tried.problem:
         raise refusal(config, tried.problem)
+    check_dropout(config, where="config.values")
     return HfEncoder(config, hidden, idle=tried.idle, constant=tried.constants.get)
 
 
@@ -97,7 +109,30 @@ def _try(config: HfEncoderConfig) -> Tried:
     if not _in_order(network, pixels, config):
         raise UnfitError("rows that don't end with those of its patches")
     check_rows(encoder, lambda: encoder.tower_rows(items), wanted)
+    _check_dropped(encoder, items)
     return Tried(idle=frozenset(idle_in(encoder.encoder, lambda: encoder.tower_rows(items))), constants=constants)
+
+
+def _check_dropped(encoder: HfEncoder, items: Sequence[Mapping[str, Tensor]]) -> None:
+    """Refuse a tower that drops of an image in a batch what it doesn't drop of it alone.
+
+    Raises:
+        UnfitError: saying by how much its rows differ.
+    """
+    keys = draw_in(encoder)
+    if not keys.is_read:
+        return
+    with keys.at(_drawn(range(len(items)))):
+        within = encoder.tower_rows(items)
+    alone = []
+    for number, item in enumerate(items):
+        with keys.at(_drawn([number])):
+            alone.append(encoder.tower_rows([item]))
+    check_same(within, torch.cat(alone), ", with dropout")
+
+
+def _drawn(images: Sequence[int]) -> Drawn:
+    return Drawn(items=item_keys(step_key(0, 0), images, [0] * len(images)))
 
 
 def _in_order(network: Any, pixels: Tensor, config: HfEncoderConfig) -> bool:
@@ -128,7 +163,8 @@ def _find_plan(config: HfEncoderConfig) -> TensorPlan | str:
 
     def run(encoder: nn.Module) -> Tensor:
         assert isinstance(encoder, HfEncoder)
-        rows = encoder.tower_rows([{"pixels": image} for image in pixels])
+        with draw_in(encoder).at(_drawn(range(_IMAGES))):  # the loss is another where what is dropped is cut
+            rows = encoder.tower_rows([{"pixels": image} for image in pixels])
         if not weights:
             weights.append(torch.randn_like(rows))
         return (rows * weights[0]).sum()

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from mimo.hooks import JsonNode, UserError
-from mimo.model.runtime import Split, TensorAxis
+from mimo.model.runtime import DrawKeys, Split, TensorAxis, attach_draws
 from mimo_transformers.model.small import trying
 from mimo_transformers.trial.record import Form
 from mimo_transformers.trial.tensor_plan import Heads, TensorPlan, split_linears
@@ -72,11 +72,32 @@ def check_rows(encoder: nn.Module, run: Callable[[], Tensor], wanted: Tensor) ->
         raise UnfitError("a thin one draws random numbers while it trains")
     if found.shape != wanted.shape:
         raise UnfitError(f"rows of a thin one of the shape {tuple(found.shape)} in a batch of images")
-    difference = float((found - wanted).abs().max() / wanted.abs().max())
-    if not difference <= _TOLERANCE:
-        raise UnfitError(f"rows of a thin one that differ by {difference:.1e} in a batch of images")
+    check_same(found, wanted)
     if changed := [name for name, tensor in _fixed_tensors(encoder) if not torch.equal(tensor, fixed[name])]:
         raise UnfitError(f"{', '.join(changed)} of a thin one that change while it trains")
+
+
+def draw_in(encoder: nn.Module) -> DrawKeys:
+    """Return keys by which an encoder drops what it does in a step, once they are given some."""
+    keys = DrawKeys(module="encoder")
+    attach_draws(encoder, keys, device=torch.device("cpu"), draws=lambda _path: True)
+    return keys
+
+
+def check_same(found: Tensor, wanted: Tensor, how: str = "") -> None:
+    """Refuse an encoder whose rows of images in a batch aren't those of each image alone.
+
+    Args:
+        found: rows in a batch.
+        wanted: of each alone.
+        how: more words on how they were made.
+
+    Raises:
+        UnfitError: saying by how much they differ.
+    """
+    difference = float((found - wanted).abs().max() / wanted.abs().max())
+    if not difference <= _TOLERANCE:
+        raise UnfitError(f"rows of a thin one that differ by {difference:.1e} in a batch of images{how}")
 
 
 def idle_in(module: nn.Module, run: Callable[[], Tensor]) -> Iterator[str]:

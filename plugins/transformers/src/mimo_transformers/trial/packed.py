@@ -6,6 +6,7 @@ A layer may mix rows in other ways than through the library's attention interfac
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from itertools import zip_longest
 from typing import Any
@@ -15,7 +16,18 @@ from torch import Tensor
 
 from mimo.hooks import ConfigError, JsonNode, UserError
 from mimo.model import Stage
-from mimo_transformers.family import HfDecoderConfig
+from mimo.model.runtime import (
+    DrawKeys,
+    Drawn,
+    Dropout,
+    LanguageBatch,
+    attach_draws,
+    create_on,
+    sample_rows,
+    step_key,
+)
+from mimo_transformers.family import HfDecoderConfig, check_dropout, new_network, rates_in, without_refused
+from mimo_transformers.model.drops import replace_drops
 from mimo_transformers.model.mixing import mixing
 from mimo_transformers.model.modules import turns_by_grids
 from mimo_transformers.model.routers import router_loss_names
@@ -32,6 +44,8 @@ from mimo_transformers.model.stage import HfStage
 from mimo_transformers.trial.record import Form, recall
 
 _STAGES = 2
+_VALUES = "modules.language.config.values"
+_DRAWS = "a small one draws random numbers while it trains"
 _TOLERANCE = 1e-5
 _GRADIENT_TOLERANCE = 1e-4
 """Of gradients, which are sums over all rows that may cancel one another."""
@@ -104,14 +118,38 @@ def prove(config: HfDecoderConfig) -> None:
     """Refuse a family of which a small model on packed rows, whole or in stages, isn't the library's on each sample.
 
     Raises:
-        ConfigError: it computes something else, or can't be tried.
+        ConfigError: it computes something else, or can't be tried; by its key, it drops what no layout could keep.
     """
-    if problem := _problem(described(config)):
+    kept = without_refused(config)
+    problem = _problem(described(kept))
+    if problem == _DRAWS:
+        _check_functions(kept)
+    if problem:
         raise ConfigError(
             "modules.language.config.model_type",
             expected="a family that computes on packed rows what transformers computes on each sample",
             got=f"{config.model_type!r}: {problem}",
             fix="plugins/transformers/README.md lists those that can be trained.",
+        )
+    check_dropout(config, where=_VALUES)
+
+
+def _check_functions(config: HfDecoderConfig) -> None:
+    """Refuse the first key by which a model drops by a function in its layers, since none of its modules does.
+
+    Raises:
+        ConfigError: by the key.
+    """
+    with trying(), create_on("meta"):
+        replaced = replace_drops(new_network(small_config(described(config)).library()))
+    rates = rates_in(config.library().to_dict())
+    left = [key for key, rate in rates.items() if rate not in {part.rate for part in replaced.values()}]
+    if left:
+        raise ConfigError(
+            f"{_VALUES}.{left[0]}",
+            expected="0.0, as what a function draws follows the layout",
+            got=f"{left[0]} = {rates[left[0]]!r}, at which {config.model_type!r} drops by a function in its layers",
+            fix=f"Set {', '.join(f'{key} = 0.0' for key in left)} in [{_VALUES}] to train without.",
         )
 
 
@@ -138,7 +176,7 @@ def _try(description: str) -> str:
     except UserError as error:
         return str(error)
     except _RandomError:
-        return "a small one draws random numbers while it trains"
+        return _DRAWS
     except Exception as error:  # noqa: BLE001 - whatever a model of the library does
         return f"a small one fails with {type(error).__name__}: {error}"
     return ""
@@ -167,6 +205,9 @@ def _differences(config: HfDecoderConfig) -> Iterator[tuple[str, float, float]]:
     yield "logits on packed rows", _difference(logits, wanted), _TOLERANCE
     stages = _stages(config, network, _STAGES)
     yield f"logits in {_STAGES} pipeline stages", _difference(_logits(stages, samples, places), wanted), _TOLERANCE
+    if any(isinstance(part, Dropout) for part in stage.modules()):
+        dropped, in_stages = (_logits(some, samples, places, draws=True) for some in ([stage], stages))
+        yield f"logits with dropout in {_STAGES} pipeline stages", _difference(in_stages, dropped), _TOLERANCE
     yield "gradients on packed rows", _gradient_difference(stage, network), _GRADIENT_TOLERANCE
     others = [ids if index else torch.where(ids > 1, ids - 1, ids + 1) for index, ids in enumerate(samples)]
     start = len(samples[0])
@@ -208,11 +249,21 @@ def _stages(config: HfDecoderConfig, network: Any, count: int) -> list[HfStage]:
     return stages
 
 
-def _logits(stages: Sequence[HfStage], samples: Sequence[Tensor], places: Sequence[Tensor]) -> Tensor:
+def draw_in(stage: HfStage, batch: LanguageBatch) -> AbstractContextManager[None]:
+    """Return a context in which a stage, as it is for now, drops what it does in a step."""
+    keys = DrawKeys(module="language")
+    attach_draws(stage, keys, device=batch.tokens.device, draws=lambda _path: True)
+    return keys.at(Drawn(sample_rows(step_key(0, 0), batch.samples, batch.positions)))
+
+
+def _logits(
+    stages: Sequence[HfStage], samples: Sequence[Tensor], places: Sequence[Tensor], *, draws: bool = False
+) -> Tensor:
     hidden: Tensor | None = None
     for stage in stages:
-        chance = torch.get_rng_state()
-        hidden = stage(batch_of(samples, places), {}, hidden)
+        chance, batch = torch.get_rng_state(), batch_of(samples, places)
+        with draw_in(stage, batch) if draws else nullcontext():
+            hidden = stage(batch, {}, hidden)
         if not torch.equal(chance, torch.get_rng_state()):
             raise _RandomError
     assert hidden is not None

@@ -16,6 +16,7 @@ from mimo_transformers.model.layers import PerSample
 from mimo_transformers.model.mixing import mixing
 from mimo_transformers.model.small import batch_of, described, draw_ids, small_config, stirred, trying
 from mimo_transformers.model.stage import HfStage
+from mimo_transformers.trial.packed import draw_in
 from mimo_transformers.trial.record import recall
 from mimo_transformers.trial.tensor_plan import Heads, TensorPlan, plans, split_experts, split_layers
 from mimo_transformers.trial.threads import ThreadExpertAxis
@@ -91,7 +92,8 @@ def _find_plan(description: str) -> TensorPlan | str:
     def run(stage: nn.Module) -> Tensor:
         assert isinstance(stage, HfStage)
         given = attrs.evolve(batch, aux_losses=AuxLosses())
-        loss = stage.losses(stage(given, {}, None), given.labels).sum()
+        with draw_in(stage, given):  # where features are cut that are dropped, the loss is another
+            loss = stage.losses(stage(given, {}, None), given.labels).sum()
         for part in given.aux_losses.losses.values():  # of which each rank has its own, and learns from that
             loss = loss + part + stage.axis.total(part.detach()) - part.detach()
         return loss

@@ -14,6 +14,7 @@ from mimo_transformers.family import (
     causal_class,
     causal_types,
     config_of,
+    dropout_keys,
     image_text_class,
     image_text_types,
     is_causal,
@@ -46,9 +47,6 @@ _HEADLESS = (
     "transformers has no class of this family that reads text alone and has a head: {0} gives hidden rows, of which "
     "lm_head.weight, or where it is tied model.embed_tokens.weight, makes the logits"
 )
-
-_DROPOUT = re.compile(r"^(?!classifier|summary).*(drop|dropout|dropout_prob|dropout_rate)$")
-"""Keys that drop something at random, but for heads that no language model has."""
 
 
 def _of(model_type: str) -> HfFamily | None:
@@ -125,7 +123,7 @@ def _family(
     whole: HfWhole | None = None,
 ) -> HfFamily:
     needless = [re.compile(pattern) for pattern in made._keys_to_ignore_on_load_unexpected or ()]  # noqa: SLF001 - what the library passes over
-    dropout = [key for key in config_of(model_type, {}).to_dict() if _DROPOUT.search(key)]
+    dropout = dropout_keys(config_of(model_type, {}).to_dict())
     return HfFamily(
         model_type=model_type,
         architecture=made.__name__,

@@ -9,7 +9,7 @@ from typing import Any
 
 from mimo.hooks import ConfigError
 from mimo.model import hf_no_dropout
-from mimo_transformers.family import HfConfig, config_of
+from mimo_transformers.family import HfConfig, config_of, refused_rates
 
 _NOT_OURS = frozenset(
     {
@@ -31,7 +31,7 @@ PREPARING = ("preprocessor_config.json", "processor_config.json")
 
 def settings_from(keys: Mapping[str, Any], *, model_type: str, dropout: Sequence[str]) -> Mapping[str, Any]:
     """Return the settings that the keys of a ``config.json`` mean: what isn't as in the library."""
-    hf_no_dropout(keys, dropout)
+    hf_no_dropout(keys, [key for key in refused_rates(keys) if key in dropout])
     library = library_of(keys, model_type)
     whole = library.to_dict()  # a table in it that differs is kept whole
     said = {key: whole[key] for key in library.to_diff_dict() if key in whole and _is_said(key, _NOT_OURS)}

@@ -47,6 +47,10 @@ class Site:
             first=first,
         )
 
+    def again(self, call: int) -> Site:
+        """Return the site of a later call of the same layer, counted from 0."""
+        return attrs.evolve(self, key=fold(self.key, call)) if call else self
+
     def drop(self, x: Tensor) -> Tensor:
         """Return ``x`` [..., F] with features at 0, others scaled so that the mean stays."""
         rows = self.keys.of(x)
@@ -59,6 +63,7 @@ class Site:
         """Return ``x`` [..., F] with all of an item at 0, or scaled so that the mean stays."""
         keys = self.keys
         if keys.is_stacked and keys.items is not None:
+            keys.check_stacked(x)
             kept = keep(fold(keys.items, self.key), 1, self.threshold)
             return self._scaled(x, kept.view(-1, *(1 for _ in x.shape[1:])))
         rows = keys.of(x)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mimo.hooks import PluginError
 from mimo.model.draws.numbers import fold, key_of
-from mimo.model.parallel import TensorAxis
+from mimo.model.parallel import Dispatch, TensorAxis
 from mimo.topology.device_copies import to_device
 
 ROW, ITEM = 0, 1
@@ -89,6 +89,7 @@ class DrawKeys:
     items: Tensor | None = attrs.field(default=None, init=False)
     is_stacked: bool = attrs.field(default=False, init=False)
     is_read: bool = attrs.field(default=False, init=False)
+    _calls: dict[object, int] = attrs.field(factory=dict, init=False)
 
     @property
     def now(self) -> Drawn:
@@ -98,12 +99,19 @@ class DrawKeys:
     @contextmanager
     def at(self, drawn: Drawn) -> Iterator[None]:
         """Draw by these keys within."""
-        before = self.now
+        before, calls = self.now, self._calls
         self._set(drawn)
+        self._calls = {}
         try:
             yield
         finally:
             self._set(before)
+            self._calls = calls
+
+    def count_call(self, layer: object) -> int:
+        """Return how often a layer has been called with the keys of now, for one that serves in several places."""
+        self._calls[layer] = self._calls.get(layer, -1) + 1
+        return self._calls[layer]
 
     def _set(self, drawn: Drawn) -> None:
         self.rows, self.items, self.is_stacked = drawn.rows, drawn.items, drawn.is_stacked
@@ -119,6 +127,19 @@ class DrawKeys:
     def some(self, span: slice) -> Drawn:
         """Return the keys of now with those of a span of the rows."""
         return self.now if self.rows is None else self.on(self.rows[span])
+
+    def sent(self, dispatch: Dispatch, chosen: Tensor) -> Drawn:
+        """Return the keys of now with those of the rows that `Dispatch.send` returned, others for each expert of a row.
+
+        They travel as the rows do: all ranks call it, or none. Without keys nothing is sent.
+
+        Args:
+            dispatch: the ways of the rows of now.
+            chosen: [n, k] the experts of each.
+        """
+        if self.rows is None:
+            return self.now
+        return self.on(dispatch.send_each(fold(self.rows.unsqueeze(1), chosen.unsqueeze(2))))
 
     def parts(self, counts: Sequence[int]) -> Drawn:
         """Return the keys of now, each item as so many of its own: the tiles of an image."""
@@ -180,6 +201,16 @@ class DrawKeys:
         if axis.splits_rows and count * axis.size == rows.shape[0]:
             return rows[axis.rank * count : (axis.rank + 1) * count]
         raise self._error(f"{rows.shape[0]} rows, of which it has said what they are", f"{count} others")
+
+    def check_stacked(self, x: Tensor) -> None:
+        """Refuse what isn't [N, …], where items lie stacked.
+
+        Raises:
+            PluginError: it is something else.
+        """
+        assert self.items is not None
+        if len(x) != len(self.items):
+            raise self._error(f"{len(self.items)} items one above the other", f"{len(x)}")
 
     def _stacked(self, count: int) -> Tensor:
         items = self.items

@@ -11,7 +11,7 @@ from typing import cast
 
 from torch import Tensor, nn
 
-from mimo.model.draws import DrawKeys, Drawn, fold
+from mimo.model.draws import DrawKeys, Drawn
 from mimo.model.language.mlp import Mlp, activated
 from mimo.model.language.routing import Routing
 from mimo.model.layers import Choices, GroupedLinear, Router
@@ -53,11 +53,9 @@ class Experts(nn.Module):
         return cast("Tensor", self.down(activated(up, gate), counts))
 
     def _sent(self, dispatch: Dispatch, choices: Choices) -> Drawn:
-        """Return the keys of the rows that this rank's experts take, which travel where something draws by them."""
-        keys = self.draw_keys
-        if keys.rows is None or not any(part.draws for part in self.children() if isinstance(part, GroupedLinear)):
-            return keys.on(None)
-        return keys.on(dispatch.send_each(fold(keys.rows.unsqueeze(1), choices.experts.unsqueeze(2))))
+        """Return the keys of the rows that this rank's experts take, if something draws by them."""
+        keys, linears = self.draw_keys, (part for part in self.children() if isinstance(part, GroupedLinear))
+        return keys.sent(dispatch, choices.experts) if any(part.draws for part in linears) else keys.on(None)
 
 
 class Moe(nn.Module):

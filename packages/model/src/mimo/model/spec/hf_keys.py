@@ -32,7 +32,7 @@ def hf_no_dropout(keys: Mapping[str, Any], names: Sequence[str]) -> None:
     for key in names:
         if keys.get(key):
             fix = f'To train without: ignore = ["{key}"] in the module\'s settings, or --ignore {key}.'
-            raise hf_refused(key, "0.0, as nothing is dropped at random here", keys[key], fix)
+            raise hf_refused(key, "0.0, as ours drops nothing of that kind at random", keys[key], fix)
 
 
 def hf_known(keys: Mapping[str, Any], key: str, names: Mapping[str, Any]) -> Any:
