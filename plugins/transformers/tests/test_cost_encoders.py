@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Thread
 from typing import Any
 
 import attrs
@@ -125,3 +126,31 @@ def test_shapes_of_pictures_are_said_beforehand(name: str) -> None:
     for size in SIZES:
         count, _, *sides = processing.prepare(picture(size))["pixels"].shape
         assert processing.shape(size) == (count, *sides)
+
+
+def test_threads_that_ask_at_once_get_the_same() -> None:
+    """Loading asks beside the step: hooks of one run would count the other's layers."""
+    with torch.device("meta"):
+        encoder = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
+    found: list[dict[str, OpCost]] = []
+    others: list[Thread] = []
+
+    def run(_size: tuple[int, int]) -> None:
+        for layer in encoder:
+            layer(torch.ones(3, 4, device="meta"))
+            if cost and not others:  # the other asks while this one runs
+                others.append(Thread(target=ask))
+                others[0].start()
+                others[0].join(0.1)
+
+    def ask() -> None:
+        found.append(dict(cost[0].of([(8, 8)], "full")))
+
+    cost: list[TowerCost] = []
+    cost.append(TowerCost(encoder, run=run, layers=list(encoder), shape=lambda size: (1, *size), rows=lambda _size: 3))
+    cost[0]._known.clear()
+    cost[0]._points = ()
+    ask()
+    others[0].join()
+    assert found[0] == found[1] == dict(cost[0].of([(8, 8)], "full"))
+    assert found[0]["0"].weighted == 2 * 3 * 4 * 4

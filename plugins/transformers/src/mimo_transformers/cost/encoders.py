@@ -62,7 +62,7 @@ def _found(config: Any, hidden: int, recompute: str, find: Callable[[], TowerCos
     key = (f"{type(config).__name__} {config!r} {recompute}", hidden)
     if key not in _FOUND:
         with quiet():
-            _FOUND[key] = find()
+            _FOUND.setdefault(key, find())  # of two threads the first is right for both
     return _FOUND[key]
 
 

@@ -8,6 +8,7 @@ out. What can't run so is counted by its weights, as often as an image has rows.
 from __future__ import annotations
 
 import math
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
@@ -51,7 +52,7 @@ class ItemCost:
 
 
 class TowerCost:
-    """What an encoder takes, by the shapes of images.
+    """What an encoder takes, by the shapes of images. Where threads ask at once, one runs the encoder alone.
 
     Args:
         encoder: without storage; its children are its parts, in order.
@@ -73,6 +74,7 @@ class TowerCost:
         self._parts = {name: list(part.parameters()) for name, part in encoder.named_children()}
         self._run, self._layers, self._shape, self._rows = run, layers, shape, rows
         self._known: dict[Shape, ItemCost] = {}
+        self._measuring = threading.Lock()
         self._points = self._find_points()
 
     def of(self, sizes: Sequence[tuple[int, ...]], recompute: str) -> Mapping[str, OpCost]:
@@ -94,22 +96,25 @@ class TowerCost:
         return self._measured(shape, size)
 
     def _measured(self, shape: Shape, size: tuple[int, int]) -> ItemCost:
-        if shape not in self._known:
-            named = [(one, name if one.requires_grad else None) for name, part in self._parts.items() for one in part]
-            counter = ProductCounter(named)
-            try:
-                with counter.counting(self._layers):
-                    self._run(size)
-            except RuntimeError:  # it reads numbers back that depend on weights
-                self._known[shape] = self._by_weights(self._rows(size))
-            else:
-                self._known[shape] = ItemCost(
-                    costs=counter.costs,
-                    layer_costs=counter.layer_costs,
-                    layers=counter.layers,
-                    layer_inputs=counter.layer_inputs,
-                )
-        return self._known[shape]
+        with self._measuring:
+            if shape not in self._known:
+                self._known[shape] = self._measure(size)
+            return self._known[shape]
+
+    def _measure(self, size: tuple[int, int]) -> ItemCost:
+        named = [(one, name if one.requires_grad else None) for name, part in self._parts.items() for one in part]
+        counter = ProductCounter(named)
+        try:
+            with counter.counting(self._layers):
+                self._run(size)
+        except RuntimeError:  # it reads numbers back that depend on weights
+            return self._by_weights(self._rows(size))
+        return ItemCost(
+            costs=counter.costs,
+            layer_costs=counter.layer_costs,
+            layers=counter.layers,
+            layer_inputs=counter.layer_inputs,
+        )
 
     def _by_weights(self, rows: int) -> ItemCost:
         """Return what so many rows take if each is multiplied once with all that is trained."""
