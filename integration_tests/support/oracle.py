@@ -54,7 +54,7 @@ class Piece:
     def of(cls, value: Tensor) -> Piece:
         """Return what this rank holds, copied and without asking others."""
         places = torch.arange(value.numel(), dtype=torch.int32).view(value.shape)
-        held = value.detach()
+        held = value
         if isinstance(held, DTensor):
             where = held.device_mesh.get_coordinate()
             assert where is not None
@@ -62,7 +62,8 @@ class Piece:
                 assert not placement.is_partial()
                 if isinstance(placement, Shard | _StridedShard):
                     places = placement._split_tensor(places, held.device_mesh.size(axis), with_padding=False)[0][at]
-            held = held.to_local()
+            held = held.to_local()  # first: how a DTensor of each shape is detached takes long to work out
+        held = held.detach()
         held = held.float() if held.dtype == torch.bfloat16 else held  # which numpy lacks
         return cls(shape=tuple(value.shape), values=held.cpu().numpy().flatten(), places=places.numpy().flatten())
 
