@@ -12,6 +12,7 @@ import pytest
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
 from torch.distributed import distributed_c10d
+from torch.testing._internal.distributed import fake_pg  # noqa: F401  # it registers the backend
 
 from mimo.topology import DATA_AXES, Grid, Module, ModuleGraph, needed_groups
 from mimo.topology.meshes import Meshes
