@@ -107,6 +107,7 @@ HF_DECODER = LanguageModelSpec(
     recompute={"full": stage_recompute()["full"]},
     compiles=False,
     chunks_loss=True,
+    distils=True,
 )
 
 

@@ -48,6 +48,7 @@ from mimo.model.language import (
     Routing,
     SequenceCache,
     SupportsDecodeCache,
+    SupportsDistillation,
     add_router_losses,
     split_stage,
     turn,
@@ -74,9 +75,8 @@ from mimo.model.layers import (
     scan_by_row,
     scan_on,
     scan_single,
-    vocabulary_argmax,
-    vocabulary_cross_entropy,
 )
+from mimo.model.losses import Divergence, TopIds, vocabulary_argmax, vocabulary_cross_entropy
 from mimo.model.parallel import ContextAxis, Dispatch, ExpertAxis, Split, TensorAxis
 from mimo.topology.device_copies import all_to_device, to_device
 from mimo.topology.meshes import gradient_of, local
@@ -93,6 +93,7 @@ __all__ = [
     "DeferredWeightGrads",
     "DefersWeightGrads",
     "Dispatch",
+    "Divergence",
     "DrawKeys",
     "Drawn",
     "DropPath",
@@ -132,7 +133,9 @@ __all__ = [
     "Sequences",
     "Split",
     "SupportsDecodeCache",
+    "SupportsDistillation",
     "TensorAxis",
+    "TopIds",
     "WeightGradQueue",
     "activate",
     "add_router_losses",

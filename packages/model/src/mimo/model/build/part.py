@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
 
 from mimo.model.draws import DrawKeys, Drawn
-from mimo.model.language import LanguageModule
+from mimo.model.language import LanguageModule, SupportsDistillation
 from mimo.model.layers import DeferredWeightGrads, WeightGradQueue
 from mimo.model.parallel import ExpertAxis, Split, TensorAxis
 from mimo.model.spec import Stage
@@ -85,6 +85,11 @@ class Part:
     def language(self) -> LanguageModule:
         """The module, as a language model's stage is called."""
         return cast("LanguageModule", self.module)
+
+    @property
+    def distillation(self) -> SupportsDistillation:
+        """The module, as the last stage of a language model whose spec ``distils``."""
+        return cast("SupportsDistillation", self.module)
 
     def defer_weight_grads(self) -> AbstractContextManager[DeferredWeightGrads]:
         """Return a context in which a backward defers its weight gradients, as far as the layers can.

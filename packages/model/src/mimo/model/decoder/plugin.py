@@ -78,6 +78,7 @@ DECODER = LanguageModelSpec(
     deepstack=lambda config: config.deepstack,
     recompute=stage_recompute(),
     chunks_loss=True,
+    distils=True,
     flops=_flops,
     hf=DECODER_HF,
 )

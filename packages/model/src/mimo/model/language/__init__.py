@@ -1,7 +1,14 @@
 """The parts of which `decoder` and `hybrid`, and language models of other packages, are made."""
 
 from mimo.model.language.attention import Attention
-from mimo.model.language.batch import NO_LABEL, AuxLosses, LanguageBatch, LanguageModule, MtpLabels
+from mimo.model.language.batch import (
+    NO_LABEL,
+    AuxLosses,
+    LanguageBatch,
+    LanguageModule,
+    MtpLabels,
+    SupportsDistillation,
+)
 from mimo.model.language.cache import DecodeCache, LayerCache, SequenceCache, SupportsDecodeCache
 from mimo.model.language.deepstack import DeepRows
 from mimo.model.language.expert_plan import follow_loads, split_experts
@@ -33,6 +40,7 @@ __all__ = [
     "Routing",
     "SequenceCache",
     "SupportsDecodeCache",
+    "SupportsDistillation",
     "add_router_losses",
     "column",
     "follow_loads",

@@ -9,6 +9,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from mimo.model.losses import TopIds
 from mimo.topology.device_copies import all_to_device, to_device
 
 NO_LABEL = -100
@@ -261,3 +262,35 @@ class LanguageModule(Protocol):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return this tensor rank's span of the logits [T, V_local]."""
+
+
+class SupportsDistillation(Protocol):
+    """What the last stage of a language model can do beside `LanguageModule` where its spec says ``distils``.
+
+    The rows are those of all tensor ranks, and what is returned is the same on these.
+    """
+
+    def distilled_losses(
+        self, hidden: Tensor, labels: Tensor, taught: Tensor, untaught: Tensor, teachers: Sequence[TopIds]
+    ) -> tuple[Tensor, ...]:
+        """Return the loss [T] of each row as `LanguageModule.losses` does, then its divergence from each teacher.
+
+        All come from one computation of the logits. A divergence is 0 where the row isn't taught.
+
+        Args:
+            hidden: what the last stage returned.
+            labels: [T].
+            taught: rows, ascending, that have a label and of which the teachers say something.
+            untaught: rows that have a label alone.
+            teachers: what they say of the rows that are taught.
+        """
+
+    def top_ids(self, hidden: Tensor, rows: Tensor, count: int, *, temperature: float) -> TopIds:
+        """Return the likeliest ids of rows, of equally likely ones the lowest first.
+
+        Args:
+            hidden: what the last stage returned.
+            rows: [R] ascending.
+            count: ids of each row, at most the vocabulary.
+            temperature: by which logits are divided.
+        """

@@ -6,7 +6,7 @@ outside of enter .. leave is this rank's slice.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import cast
 
 import torch
@@ -21,12 +21,19 @@ from mimo.model.layers import (
     Choices,
     DefersWeightGrads,
     Embedding,
-    Head,
     Linear,
     RMSNorm,
     WeightGradQueue,
-    chunked_cross_entropy,
     multiply,
+)
+from mimo.model.losses import (
+    CrossEntropy,
+    Divergence,
+    Head,
+    RowLoss,
+    TopIds,
+    chunked_losses,
+    chunks_of,
     vocabulary_argmax,
 )
 from mimo.model.parallel import ContextAxis, ExpertAxis, TensorAxis
@@ -179,19 +186,45 @@ class LanguageStage(nn.Module):
         """Return the loss of each row [T] in fp32, 0 without label; ``labels`` is [T], of all tensor ranks' rows."""
         if labelled is None:
             labelled = (labels != NO_LABEL).nonzero().squeeze(1)
+        (found,) = self._row_losses(hidden, labelled, [self._cross_entropy(labels[labelled])])
+        return _spread(found, labelled, len(labels))
+
+    def distilled_losses(
+        self, hidden: Tensor, labels: Tensor, taught: Tensor, untaught: Tensor, teachers: Sequence[TopIds]
+    ) -> tuple[Tensor, ...]:
+        """Return the losses as `losses` does, and those from teachers: see `SupportsDistillation`."""
+        losses: list[RowLoss] = [self._cross_entropy(labels[taught])]
+        losses += [Divergence(teacher=one, vocabulary=self.vocabulary, axis=self.axis) for one in teachers]
+        found, *divergences = (_spread(each, taught, len(labels)) for each in self._row_losses(hidden, taught, losses))
+        if len(untaught):
+            (rest,) = self._row_losses(hidden, untaught, [self._cross_entropy(labels[untaught])])
+            found = found.index_copy(0, untaught, rest)
+        return found, *divergences
+
+    def top_ids(self, hidden: Tensor, rows: Tensor, count: int, *, temperature: float) -> TopIds:
+        """Return the likeliest ids of some rows: see `SupportsDistillation`."""
+        some = self._entered(hidden, rows)
+        found = [
+            TopIds.of(
+                self._logits(some[chunk]), count, temperature=temperature, vocabulary=self.vocabulary, axis=self.axis
+            )
+            for chunk in chunks_of(len(rows), self.loss_rows)
+        ]
+        return TopIds.join(found)
+
+    def _cross_entropy(self, labels: Tensor) -> CrossEntropy:
+        return CrossEntropy(labels=labels, vocabulary=self.vocabulary, axis=self.axis)
+
+    def _row_losses(self, hidden: Tensor, rows: Tensor, losses: Sequence[RowLoss]) -> tuple[Tensor, ...]:
+        """Return losses [R] of some rows."""
+        head = self._head(self.draw_keys.chosen(rows))
+        return chunked_losses(self._entered(hidden, rows), head, losses, rows=self.loss_rows)
+
+    def _entered(self, hidden: Tensor, rows: Tensor) -> Tensor:
+        """Return some rows on all tensor ranks, by their numbers among all rows."""
         if self.axis.splits_rows:
-            hidden = self.axis.enter(hidden).index_select(0, labelled)
-        else:  # few rows have labels, and no others' gradients need to be summed
-            hidden = self.axis.enter(hidden.index_select(0, labelled))
-        found = chunked_cross_entropy(
-            hidden,
-            labels[labelled],
-            self._head(self.draw_keys.chosen(labelled)),
-            rows=self.loss_rows,
-            vocabulary=self.vocabulary,
-            axis=self.axis,
-        )
-        return found.new_zeros(labels.shape).index_copy(0, labelled, found)
+            return self.axis.enter(hidden).index_select(0, rows)
+        return self.axis.enter(hidden.index_select(0, rows))  # the gradients of no others need to be summed
 
     def greedy(self, hidden: Tensor) -> Tensor:
         """Return the likeliest next id of each row [T]."""
@@ -229,3 +262,8 @@ class LanguageStage(nn.Module):
             parameters=[parameter for parameter in source.parameters() if parameter.requires_grad],
             layers=[self, *parts],
         )
+
+
+def _spread(losses: Tensor, rows: Tensor, total: int) -> Tensor:
+    """Return the losses of some rows at their places, [total], 0 elsewhere."""
+    return losses.new_zeros(total).index_copy(0, rows, losses)

@@ -1,6 +1,5 @@
 """Layers that know of tensor ranks, deferred weight gradients and LoRA."""
 
-from mimo.model.layers.chunked_loss import Head, chunked_cross_entropy
 from mimo.model.layers.chunked_scan import (
     SampleChunks,
     ScanInputs,
@@ -18,7 +17,6 @@ from mimo.model.layers.low_rank import LowRank
 from mimo.model.layers.norms import LayerNorm, RMSNorm, rms_norm
 from mimo.model.layers.products import multiply
 from mimo.model.layers.router import Choices, Router
-from mimo.model.layers.vocabulary import vocabulary_argmax, vocabulary_cross_entropy
 
 __all__ = [
     "Choices",
@@ -26,7 +24,6 @@ __all__ = [
     "DefersWeightGrads",
     "Embedding",
     "GroupedLinear",
-    "Head",
     "LayerNorm",
     "Linear",
     "LowRank",
@@ -35,7 +32,6 @@ __all__ = [
     "SampleChunks",
     "ScanInputs",
     "WeightGradQueue",
-    "chunked_cross_entropy",
     "convolve",
     "convolve_continued",
     "multiply",
@@ -45,6 +41,4 @@ __all__ = [
     "scan_by_row",
     "scan_on",
     "scan_single",
-    "vocabulary_argmax",
-    "vocabulary_cross_entropy",
 ]

@@ -242,6 +242,8 @@ class LanguageModelSpec:
         compiles: whether its layers may be compiled, likewise.
         chunks_loss: whether its last stage has a ``loss_rows``, of how many rows the loss holds logits at a time, as a
             `mimo.model.runtime.LanguageStage` does.
+        distils: whether it may teach another and be taught: its last stage then does what
+            `mimo.model.runtime.SupportsDistillation` says, as a `mimo.model.runtime.LanguageStage` does.
         flops: of a config, a stage, what is recomputed, the lengths of samples and how many of their rows have labels,
             what a forward of that stage takes, by part, in the order in which data passes them; without it costs are
             guessed from the parameters.
@@ -269,6 +271,7 @@ class LanguageModelSpec:
     recompute: Mapping[str, Methods] = attrs.field(factory=dict)
     compiles: bool = True
     chunks_loss: bool = False
+    distils: bool = False
     flops: Callable[[Any, Stage, Recompute, Sequence[int], int], Mapping[str, OpCost]] | None = None
     hf: Sequence[HfFamily] = ()
     hf_any: HfFamilies | None = None

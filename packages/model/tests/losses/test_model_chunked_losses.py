@@ -15,7 +15,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mimo.model import DECODER, HYBRID, DecoderConfig, HybridConfig
-from mimo.model.layers import Head, Linear, chunked_cross_entropy
+from mimo.model.layers import Linear
+from mimo.model.losses import CrossEntropy, Head, chunked_losses
 from mimo.model.runtime import TensorAxis
 from mimo.model.testing import LanguageLayout, assert_language_layouts
 
@@ -78,13 +79,11 @@ def _peak_of(dtype: torch.dtype, axis: TensorAxis, rows: int) -> float:
     hidden = torch.randn(ROWS, WIDTH, dtype=dtype).requires_grad_()
     labels = torch.randint(0, VOCABULARY, (ROWS,))
     with _Held() as held:  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        losses = chunked_cross_entropy(
+        (losses,) = chunked_losses(
             hidden,
-            labels,
             Head(logits=lambda some, _first: head(some), parameters=[head.weight], layers=[head]),
+            [CrossEntropy(labels=labels, vocabulary=VOCABULARY, axis=axis)],
             rows=rows,
-            vocabulary=VOCABULARY,
-            axis=axis,
         )
         losses.sum().backward()
     beside = held.peak - head.weight.numel() * head.weight.element_size()
