@@ -225,7 +225,7 @@ TWO_BEGINNINGS = (
         (
             "load.rename.a=''",
             "latest",
-            "load.rename: expected prefixes of names, here and in the checkpoint, got 'a' = ''.",
+            "load.rename: expected prefixes of names, or with load.finetune '' for what begins new, got 'a' = ''.",
         ),
         ("load.finetune=x", "y", TWO_BEGINNINGS),
     ],

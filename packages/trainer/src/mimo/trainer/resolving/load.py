@@ -46,7 +46,9 @@ def check_load(settings: Settings) -> None:
                 fix="Set checkpoint.load or load.finetune, or leave it out.",
             )
     for here, there in load.rename.items():
-        if not here or not there:
+        if not here or not (there or load.finetune):
             raise ConfigError(
-                "load.rename", expected="prefixes of names, here and in the checkpoint", got=f"{here!r} = {there!r}"
+                "load.rename",
+                expected="prefixes of names, or with load.finetune '' for what begins new",
+                got=f"{here!r} = {there!r}",
             )

@@ -9,11 +9,16 @@ import attrs
 from mimo.trainer.config.names import OPTIMIZER
 
 
+def _somewhere(prefixes: Mapping[str, str]) -> Mapping[str, str]:
+    """Return prefixes, for those of what is taken from nowhere such as no checkpoint has."""
+    return {here: there or f".{here}" for here, there in prefixes.items()}
+
+
 @attrs.frozen
 class Renaming:
-    """Prefixes of names here, and what the checkpoint has instead."""
+    """Prefixes of names here, and what the checkpoint has instead: nothing of what is taken from nowhere."""
 
-    prefixes: Mapping[str, str]
+    prefixes: Mapping[str, str] = attrs.field(converter=_somewhere)
 
     @classmethod
     def of(cls, rename: Mapping[str, str], asked: Iterable[str]) -> Renaming:
@@ -23,7 +28,7 @@ class Renaming:
             rename: as in ``load.rename``.
             asked: names here.
         """
-        states = {f"{OPTIMIZER}.{here}": f"{OPTIMIZER}.{there}" for here, there in rename.items()}
+        states = {f"{OPTIMIZER}.{here}": f"{OPTIMIZER}.{there}" for here, there in cls(rename).prefixes.items()}
         own = cls(states)
         used = {own.prefix_of(name) for name in asked}
         return cls({**{here: there for here, there in states.items() if here in used}, **rename})
