@@ -162,7 +162,7 @@ def _loads(job: Job, costs: SampleCosts, data: StepData, rank: int) -> dict[str,
 
 def _lane_cost(job: Job, costs: SampleCosts, one: Microbatch, module: str, lane: int) -> float:
     if module == job.language.name:
-        sizes = [(len(layout.tokens), int(layout.targets.sum())) for layout in one.lane_layouts(lane)]
+        sizes = [(len(layout.tokens), int(layout.targets.sum())) for layout in one.lane_layouts(job.language, lane)]
         return float(costs.samples(*np.array(sizes, dtype=np.int64).reshape(-1, 2).T).sum())
     encoder = job.module(module)
     return sum(costs.item(encoder, item.info.size) for item in one.items(encoder, lane))

@@ -28,6 +28,11 @@ LAYOUTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "glyph": {"ranks": [2, 3, 4], "frozen": True},
         "language": {"ranks": [1, 2], "tp": 2},
     },
+    "a teacher in stages and tensor ranks, to lanes and context ranks": {
+        "vision": {"ranks": [0, 1]},
+        "teacher": {"ranks": [0, 1, 2, 3], "pp": 2, "tp": 2, "distil": {"top_k": 3}},
+        "language": {"ranks": [2, 3, 4, 5], "cp": 2},
+    },
     "context and sequence slices": {
         "vision": {"ranks": [0, 1, 2]},
         "language": {"ranks": [1, 2, 3, 4], "cp": 2, "tp": 2, "sequence_parallel": True},
@@ -57,7 +62,9 @@ def test_boundaries_send_what_was_expected_of_them(layout: str, pool: Pool) -> N
         expected = list(expect_traffic(job, step))
         assert all(one == {it.edge.name: it.traffic for it in expected} for one in found)
         for it in expected:
-            assert sum(it.traffic.bytes_sent) == 4 * job.width(it.edge) * sum(it.traffic.rows_sent) > 0
+            teaches = it.edge.name == "teacher->language"
+            row_bytes = 3 * (4 + 4) if teaches else 4 * job.width(it.edge)  # an id and a number for each of three
+            assert sum(it.traffic.bytes_sent) == row_bytes * sum(it.traffic.rows_sent) > 0
             assert it.least in {None, sum(it.traffic.rows_sent)}
             back = sum(it.traffic.gradient_rows_sent)
             assert back == (sum(it.traffic.rows_sent) if it.edge.gradient else 0)

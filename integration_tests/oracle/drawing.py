@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from jobs import make_job
-from tables import CHUNKED, EVEN_EPS, SAMPLES, SCHEDULES, Table, by_tokens, lanes_of, scheduled, table
+from tables import CHUNKED, EVEN_EPS, SAMPLES, SCHEDULES, TEACHER, Table, by_tokens, lanes_of, scheduled, table
 from test_oracle import FAMILIES as DECODERS
 from test_oracle_audio import CONFIGS as WHISPER
 from test_oracle_mamba import CONFIG as HYBRID
@@ -27,6 +27,7 @@ ENCODERS: Mapping[str, Sequence[Mapping[str, Any]]] = {
     "radio": tuple({"plugin": "radio", "config": config} for config in RADIO.values()),
 }
 """Keys of each module, one kind of encoder each; none for a plain ``vit``."""
+TEACHERS = ("teacher", "tutor")
 CLIPS: Sequence[Mapping[str, Any]] = (
     {},
     {},
@@ -41,13 +42,20 @@ HYBRID_STEPS = {"plugin": "cpu-offload", "fraction": 0.5, "bucket_bytes": 2048, 
 
 
 def draw(rng: random.Random, *, world: int = 8) -> Table:
-    """Draw settings: one to three encoders and a language model on any ranks of the world.
+    """Draw settings: one to three encoders, up to two teachers and a language model on any ranks of the world.
 
     Some are refused by design, as where all is frozen, or where a norm that clips belongs to nothing.
     """
     language = _draw_grid(rng, range(world), lanes=(1, 2, 3))
     names = rng.sample(list(ENCODERS), rng.choice((1, 1, 2, 3)))
     modules = {name: _draw_encoder(rng, name, language["ranks"], world) for name in names}
+    teachers = TEACHERS[: rng.choice((0, 0, 0, 1, 1, 2))]
+    sees = "vision" in names and rng.random() < 0.6
+    for name in teachers:
+        modules[name] = _draw_teacher(rng, language["ranks"], world)
+        if sees:
+            modules[f"eye_of_{name}"] = _draw_eye(rng, modules["vision"], name, language["ranks"], world)
+            modules[name]["prefetch"] = modules[f"eye_of_{name}"]["prefetch"]
     config = _draw_language(rng, language)
     settings = table(
         {**modules, "language": language},
@@ -69,11 +77,38 @@ def draw(rng: random.Random, *, world: int = 8) -> Table:
         settings = by_tokens(settings, batch_tokens=times * micro + 40, micro_tokens=micro, longer=longer)
     settings["modules"]["language"]["loss_rows"] = rng.choice((0, 0, 3, 7))
     settings["modules"]["language"]["round_rows"] = rng.choice((1, 1, 1, 5, 64))
+    if any(settings["modules"].get(name, {}).get("loss_weight") for name in TEACHERS):
+        settings["modules"]["language"]["loss_weight"] = rng.choice((0.0, 0.5, 1.0))
     if settings["optimizer"].get("plugin", "adamw") != HYBRID_STEPS["plugin"]:
         settings["optimizer"]["moments"] = rng.choice(("fp32", "fp32", "fp32", "bf16"))
     if rng.random() < 0.1:  # it takes each rank seconds
         settings["run"] |= {"compile": True, "compile_backend": "aot_eager"}
     return settings
+
+
+def _draw_teacher(rng: random.Random, language: Sequence[int], world: int) -> dict[str, Any]:
+    """Draw a teacher on any ranks, on some of the language model's, or on others."""
+    others = [rank for rank in range(world) if rank not in language]
+    grid = _draw_grid(rng, rng.choice((range(world), language, others or language)), lanes=range(1, 9))
+    return {
+        **grid,
+        "config": {**TEACHER, "layers": max(2, grid["pp"]), "kv_heads": 6},
+        "distil": {"top_k": rng.choice((1, 2, 5)), "temperature": rng.choice((0.7, 1.0, 3.0))},
+        "loss_weight": rng.choice((0.0, 0.3, 1.0, 2.0)),
+        "loss_rows": rng.choice((0, 0, 4)),
+        "round_rows": rng.choice((1, 1, 7)),
+        "prefetch": rng.random() < 0.5,
+    }
+
+
+def _draw_eye(
+    rng: random.Random, vision: Mapping[str, Any], teacher: str, language: Sequence[int], world: int
+) -> dict[str, Any]:
+    """Draw where a teacher's encoder of pictures lies, of the kind of the student's, whose rows it must make."""
+    keys = {key: value for key, value in vision.items() if key in {"plugin", "config"}}
+    drawn = {key: value for key, value in _draw_encoder(rng, "vision", language, world).items() if key not in keys}
+    drawn = {key: value for key, value in drawn.items() if key not in {"plugin", "config"}}
+    return {**drawn, **keys, "feeds": teacher, "modality": "image", "prefetch": rng.random() < 0.5}
 
 
 def _draw_encoder(rng: random.Random, name: str, language: Sequence[int], world: int) -> dict[str, Any]:
@@ -173,6 +208,8 @@ def _draw_training(rng: random.Random, settings: Table) -> None:
     """Draw what of each module is trained, and what of it is computed again or a step ahead."""
     for module in make_job({**settings, "schedule": SCHEDULES["gpipe"]}).modules:  # which takes what others refuse
         keys = settings["modules"][module.name]
+        if {module.name, module.feeds} & {*TEACHERS}:
+            continue
         frozen = _draw_frozen(rng, module)
         if rng.random() < 0.35:
             keys["lora"] = _draw_lora(rng, module)

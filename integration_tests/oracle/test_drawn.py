@@ -73,7 +73,7 @@ def test_rounding_explains_what_it_changes_alone() -> None:
 
 def truth_of(gradients: dict[str, Tensor], weights: dict[str, Tensor]) -> Truth:
     """Return a truth of these."""
-    return Truth(losses=[1.0], norms=[1.0], gradients=gradients, weights=weights, gap=1.0)
+    return Truth(losses=[1.0], taught=[0.0], norms=[1.0], gradients=gradients, weights=weights, gap=1.0)
 
 
 def features(settings: Table) -> set[str]:

@@ -50,7 +50,7 @@ def test_places_reach_the_language_model() -> None:
     grids = [item.grid for layout in microbatch.layouts for item in layout.items]
     assert any(grid is not None and min(grid[1:]) > 1 for grid in grids)
     for rank in range(2):
-        batch = language_batch(microbatch.packed(0, rank), job, CPU)
+        batch = language_batch(microbatch.packed(job.language, 0, rank), job, CPU)
         assert batch.grid_positions is not None
         for places, position, sample in zip(batch.grid_positions, batch.positions, batch.samples, strict=True):
             whole = microbatch.layouts[int(sample)].grid_positions

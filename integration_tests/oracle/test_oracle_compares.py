@@ -65,7 +65,7 @@ class NewlyForked:
         self.runs += 1
         self.child.start()
         tensors, others = ({"language.norm.weight": TRUE.clone()} for _ in range(2))
-        return [Truth(losses=[0.1], norms=[1 / 3], gradients=tensors, weights=others, gap=math.inf)]
+        return [Truth(losses=[0.1], taught=[0.0], norms=[1 / 3], gradients=tensors, weights=others, gap=math.inf)]
 
 
 def test_a_truth_is_computed_once_and_locked_no_longer(tmp_path: Path) -> None:

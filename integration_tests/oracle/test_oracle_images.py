@@ -54,11 +54,11 @@ def test_a_batch_says_which_rows_are_one_items_where_it_is_read() -> None:
     job = make_job(settings_of("cp2 pp2", "items"))
     assert job.train is not None
     microbatch = Microbatch(job, job.train, range(6))
-    batches = [language_batch(microbatch.packed(0, rank), job, CPU) for rank in range(2)]
+    batches = [language_batch(microbatch.packed(job.language, 0, rank), job, CPU) for rank in range(2)]
     wanted = tuple(
         tuple((item.start, item.start + item.rows) for item in layout.items) for layout in microbatch.layouts
     )
     assert any(len(spans) > 1 for spans in wanted)
     assert [batch.items for batch in batches] == [wanted, wanted]
     plain = make_job(settings_of("cp2 pp2", "items", bidirectional_items=False))
-    assert language_batch(Microbatch(plain, job.train, range(6)).packed(0), plain, CPU).items == ()
+    assert language_batch(Microbatch(plain, job.train, range(6)).packed(plain.language, 0), plain, CPU).items == ()

@@ -72,7 +72,7 @@ def test_these_steps_are_uneven_and_some_lanes_empty() -> None:
     steps = [StepData.of_step(job, job.train, partial(samples.numbers, step), costs=None) for step in range(1, 4)]
     assert len({len(step.layouts) for step in steps}) > 1
     filled = [
-        sum(len(layout.tokens) for layout in microbatch.lane_layouts(lane))
+        sum(len(layout.tokens) for layout in microbatch.lane_layouts(job.language, lane))
         for step in steps
         for microbatch in step.microbatches
         for lane in range(job.language.grid.dp)

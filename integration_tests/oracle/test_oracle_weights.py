@@ -124,7 +124,7 @@ def evaluated_by_hand(rank: int, settings: Table) -> EvaluationInfo:
     loss, total, right, judged = 0.0, 0.0, 0, 0
     for sample in range(len(job.evaluation)):
         (batch,) = StepData.cut(job, job.evaluation, [sample], microbatches=1).microbatches
-        packed = language_batch(batch.packed(0), job, CPU, trains=False)
+        packed = language_batch(batch.packed(job.language, 0), job, CPU, trains=False)
         hidden = language(packed, {}, None).detach()
         weights = weights_by_hand(job, job.evaluation, [sample], packed)
         loss += float((language.losses(hidden, packed.labels) * weights).sum())

@@ -65,7 +65,7 @@ def whole_outcome(name: str) -> WholeOutcome:
 def _measured(found: WholeOutcome, whole: Whole) -> WholeOutcome:
     job = resolve(read_settings(whole.settings))
     (encoder,) = job.encoders
-    tried = try_axes(HF_IMAGES, encoder.config, hidden=job.hidden)
+    tried = try_axes(HF_IMAGES, encoder.config, hidden=job.row_width(job.language))
     differences = {
         words: _difference(whole, fork_ranks(world, tune, settings))
         for words, world, settings in [

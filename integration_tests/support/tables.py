@@ -49,6 +49,8 @@ SCHEDULES: Mapping[str, Mapping[str, Any]] = {
 """Tables ``[schedule]``."""
 CHUNKED = frozenset({"interleaved", "zb-v"})
 """Schedules that need two chunks or more of a pipelined module."""
+TEACHER: Mapping[str, Any] = {"hidden": 36, "layers": 2, "heads": 6, "kv_heads": 2, "intermediate": 41}
+"""Config of modules with a table ``distil``."""
 Table = dict[str, Any]
 
 
@@ -65,7 +67,7 @@ def table(
     """Return the settings of a small model: 24 samples a step, uneven vocabulary and widths.
 
     Args:
-        modules: keys of ``[modules.<name>]`` by name, beside plugin and config.
+        modules: keys of ``[modules.<name>]`` by name, beside plugin and config; those with ``distil`` are teachers.
         microbatches: of a step.
         pictures: see `synthetic.SyntheticConfig`.
         weights: likewise.
@@ -73,7 +75,8 @@ def table(
         seed: of the run.
         eps: of AdamW.
     """
-    encoders = [name for name in modules if name != "language"]
+    encoders = [name for name, keys in modules.items() if name != "language" and "distil" not in keys]
+    read = [name for name in encoders if modules[name].get("feeds", "language") == "language"]
     lanes = lanes_of(modules["language"])
     vit = {"patch": 2, "channels": 1, "width": 24, "layers": 3, "heads": 6, "intermediate": 37}
     decoder = {"hidden": 24, "layers": 3, "heads": 6, "kv_heads": 2, "intermediate": 37, **(language or {})}
@@ -89,13 +92,13 @@ def table(
             "plugin": "synthetic",
             "pictures": pictures,
             "weights": weights,
-            "modalities": [_modality(name) for name in encoders],
+            "modalities": [_modality(name) for name in read],
         },
         "tokenizer": {"plugin": "word", "words": list(synthetic.WORDS)},
         "modules": {
-            name: {"plugin": "decoder", "config": decoder, **keys}
-            if name == "language"
-            else {"plugin": "vit", "modality": _modality(name), "config": vit, **keys}
+            name: {"plugin": "vit", "modality": _modality(name), "config": vit, **keys}
+            if name in encoders
+            else {"plugin": "decoder", "config": decoder if name == "language" else TEACHER, **keys}
             for name, keys in modules.items()
         },
         "optimizer": {"lr": RATE, "weight_decay": 0.1, "clip": CLIP, "eps": eps},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from tables import STEPS, Table
 from torch import Tensor, nn
 
-from mimo.data import Dataset, SampleOrder, weights_of
+from mimo.data import Dataset, SampleOrder, pack, weights_of
 from mimo.model import LanguageModelSpec
 from mimo.model.runtime import (
     Choices,
@@ -41,10 +41,11 @@ from mimo.trainer.runtime import JobModule, Microbatch, StepData, language_batch
 class Truth:
     """What a few steps come to; gradients of the first of them, weights after the last, by full name.
 
-    ``gap`` is the least by which any row's choice of experts was clear.
+    ``taught`` is what teachers add to the losses; ``gap`` is the least by which any row's choice of experts was clear.
     """
 
     losses: list[float]
+    taught: list[float]
     norms: list[float]
     gradients: dict[str, Tensor]
     weights: dict[str, Tensor]
@@ -55,7 +56,7 @@ def write_truth(truth: Truth, path: Path) -> None:
     """Write it as one file."""
     trees = {"gradients": truth.gradients, "weights": truth.weights}
     tensors = {f"{kind}.{name}": value.contiguous() for kind, tree in trees.items() for name, value in tree.items()}
-    metadata = {"losses": truth.losses, "norms": truth.norms, "gap": truth.gap}
+    metadata = {"losses": truth.losses, "taught": truth.taught, "norms": truth.norms, "gap": truth.gap}
     save_file(tensors, path, metadata={"results": json.dumps(metadata)})
 
 
@@ -99,19 +100,15 @@ def run_plain(
     optimizer = rules.make_adamw()
     assert job.train is not None
     order, seed = job.sample_order(), job.settings.run.seed
-    losses, norms, gradients = [], [], {}
+    losses, added, norms, gradients = [], [], [], {}
     broken = {(sample, 0) for sample in settings["data"].get("damaged", ()) if job.train.infos(sample)}
     gaps = _watch_gaps(parts["language"].module)
     steps = samples_by_hand(job, order)
     for step in range(1, STEPS + 1):
         samples = next(steps)
         (batch,) = StepData.of_step(job, job.train, partial(tuple, samples), costs=None).microbatches
-        rows = {}
-        for module in job.encoders:
-            made = rows_of(batch, module, parts[module.name], broken, step_key(seed, step), device=device, dtype=dtype)
-            if made is not None:
-                rows[module.name] = made
-        packed = language_batch(batch.packed(0), job, device)
+        rows = rows_of_all(job, batch, parts, broken, step_key(seed, step), device=device, dtype=dtype)
+        packed = language_batch(batch.packed(job.language, 0), job, device)
         numbers = torch.tensor([*samples, 0])[packed.samples.cpu()]
         keys = sample_rows(step_key(seed, step), numbers, packed.positions.cpu()).to(device)
         language = parts["language"].language
@@ -120,14 +117,17 @@ def run_plain(
             counted[packed.samples.cpu() == number] = 0
         total = float(counted.sum())
         with parts["language"].drawing(rows=keys):
-            found = language.losses(language(packed, rows, None), packed.labels)
+            hidden = language(packed, {name: rows[name] for name in packed.placeholders if name in rows}, None)
+            found = language.losses(hidden, packed.labels)
+            taught = divergences_by_hand(job, parts, batch, hidden, counted, rows)
         optimizer.zero_grad()
         if not total:  # nothing is learned from this step
             losses.append(0.0)
+            added.append(0.0)
             norms.append(0.0)
             continue
         loss = (found * counted.to(found)).sum() / total
-        whole = loss + sum(packed.aux_losses.losses.values()) / total
+        whole = job.language.loss_weight * loss + (sum(packed.aux_losses.losses.values()) + taught) / total
         if whole.requires_grad:  # not where only an encoder trains and has nothing to read
             whole.backward()
         norms.append(_norm(trained.values()))
@@ -140,8 +140,10 @@ def run_plain(
         if job.language.spec.experts is not None:
             job.language.spec.experts.after_step(parts["language"].module, packed.aux_losses.counts)
         losses.append(float(loss.detach()))
+        added.append(float(taught.detach()) / total)
     return Truth(
         losses=losses,
+        taught=added,
         norms=norms,
         gradients=gradients,
         weights={name: _copy(value) for name, value in weights.items()},
@@ -170,6 +172,24 @@ def samples_by_hand(job: Job, order: SampleOrder) -> Iterator[list[int]]:
         tokens += len(layout.tokens)
 
 
+def rows_of_all(
+    job: Job,
+    batch: Microbatch,
+    parts: Mapping[str, Part],
+    broken: Collection[tuple[int, int]],
+    key: Tensor,
+    *,
+    device: torch.device,
+    dtype: torch.dtype,
+) -> dict[str, Tensor]:
+    """Return the rows of each encoder that has something to encode; see `rows_of`."""
+    rows = {
+        module.name: rows_of(batch, module, parts[module.name], broken, key, device=device, dtype=dtype)
+        for module in job.encoders
+    }
+    return {name: made for name, made in rows.items() if made is not None}
+
+
 def rows_of(
     batch: Microbatch,
     module: JobModule,
@@ -194,7 +214,7 @@ def rows_of(
         return None
     infos = [items[number].info for number in whole]
     keys = item_keys(key, [one.sample for one in infos], [one.index for one in infos])
-    with part.drawing(items=keys):
+    with part.drawing(items=None if module.is_of_teacher else keys):
         found = part.encode(prepared, [one.size for one in infos])
     counts = torch.tensor([item.rows for item in items])
     kept = torch.tensor([(item.info.sample, item.info.index) not in broken for item in items]).repeat_interleave(counts)
@@ -217,6 +237,52 @@ def weights_by_hand(job: Job, data: Dataset, samples: Sequence[int], packed: Lan
     return weights
 
 
+def divergences_by_hand(
+    job: Job,
+    parts: Mapping[str, Part],
+    batch: Microbatch,
+    hidden: Tensor,
+    weights: Tensor,
+    rows: Mapping[str, Tensor],
+) -> Tensor:
+    """Return what the samples that teachers read add to the loss, whole rows of both models compared.
+
+    Args:
+        job: the whole.
+        parts: its modules.
+        batch: the samples.
+        hidden: what the language model made of them.
+        weights: of their labels, likewise [T].
+        rows: of encoders.
+    """
+    total = hidden.new_zeros(())
+    for module in job.teachers:
+        assert module.distil is not None
+        known = {encoder.modality: encoder.name for encoder in job.encoders_of(module)}
+        is_taught = [{item.info.modality for item in layout.items} <= known.keys() for layout in batch.layouts]
+        lengths = torch.tensor([len(layout.tokens) for layout in batch.layouts])
+        kept = torch.tensor(is_taught).repeat_interleave(lengths).to(hidden.device)
+        taught = [layout for layout, own in zip(batch.layouts, is_taught, strict=True) if own]
+        packed = language_batch(pack(taught), job, hidden.device, module=module)
+        teacher = parts[module.name].language
+        with torch.no_grad():
+            read = teacher(packed, {name: rows[name] for name in known.values() if name in rows}, None)
+            wanted = teacher.logits(read) / module.distil.temperature
+            ids = wanted.topk(module.distil.top_k, dim=1).indices
+        ours = parts["language"].language.logits(hidden)[kept] / module.distil.temperature
+        logs, wanted_logs = (_buckets(logits, ids) for logits in (ours, wanted))
+        each = (wanted_logs.exp() * (wanted_logs - logs)).sum(1) * module.distil.temperature**2
+        total = total + module.loss_weight * (weights.to(each)[kept] * each).sum()
+    return total
+
+
+def _buckets(logits: Tensor, ids: Tensor) -> Tensor:
+    """Return the log-probabilities of ids, and of all others as one."""
+    logs = logits.log_softmax(1)
+    others = logs.scatter(1, ids, -math.inf).logsumexp(1, keepdim=True)
+    return torch.cat([logs.gather(1, ids), others], dim=1)
+
+
 def _build(job: Job, *, device: torch.device, dtype: torch.dtype) -> dict[str, Part]:
     """Return the modules of a job of one rank by name, each whole."""
     meshes = Meshes(job.model_graph, rank=0, device_type=device.type)
@@ -230,7 +296,7 @@ def _build(job: Job, *, device: torch.device, dtype: torch.dtype) -> dict[str, P
             mesh=meshes.tensor_mesh(module.grid),
             device=device,
             dtype=dtype,
-            hidden=job.hidden,
+            hidden=job.row_width(module),
             frozen=module.frozen,
             lora=module.lora,
             expert_mesh=meshes.expert_mesh(module.grid) if job.model_graph.by_name[module.name].experts else None,

@@ -147,7 +147,8 @@ def world_of_grids(settings: Table) -> int:
 def _refused(job: Job) -> tuple[Collection[str], Collection[str]]:
     """Return the axes along which the encoder can't be split, and the language model."""
     (encoder,) = job.encoders
-    parts = [(encoder.spec, encoder.config, job.hidden), (job.language.spec, job.language.config, job.hidden)]
+    hidden = job.row_width(job.language)
+    parts = [(encoder.spec, encoder.config, hidden), (job.language.spec, job.language.config, hidden)]
     vision, language = (
         {axis for axis, why in try_axes(spec, config, hidden=hidden).items() if why} for spec, config, hidden in parts
     )

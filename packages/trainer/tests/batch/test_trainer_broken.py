@@ -20,8 +20,12 @@ from mimo.trainer.batch.step_data import StepData
 
 SAMPLES = 20
 GRID = Grid(name="vision", ranks=(0,))
-MODULE: Any = SimpleNamespace(name="vision", modality="image", grid=GRID, prefetch=False)
-AHEAD: Any = SimpleNamespace(name="vision", modality="image", grid=GRID, prefetch=True)
+MODULE: Any = SimpleNamespace(
+    name="vision", modality="image", feeds="language", distil=None, is_of_teacher=False, grid=GRID, prefetch=False
+)
+AHEAD: Any = SimpleNamespace(
+    name="vision", modality="image", feeds="language", distil=None, is_of_teacher=False, grid=GRID, prefetch=True
+)
 
 
 @attrs.frozen(kw_only=True)

@@ -44,7 +44,16 @@ EYE = EncoderSpec(
     prepare=_prepare,
     build=_build,
 )
-MODULE: Any = SimpleNamespace(name="vision", modality="image", spec=EYE, config=NoConfig(), grid=SimpleNamespace(dp=1))
+MODULE: Any = SimpleNamespace(
+    name="vision",
+    modality="image",
+    feeds="language",
+    distil=None,
+    is_of_teacher=False,
+    spec=EYE,
+    config=NoConfig(),
+    grid=SimpleNamespace(dp=1),
+)
 
 
 def one_picture(tmp_path: Path) -> Microbatch:

@@ -74,7 +74,16 @@ EYE = EncoderSpec(
     build=lambda _config, _hidden: pytest.fail("nothing is built"),
 )
 GRID = Grid(name="vision", ranks=(0,))
-MODULE: Any = SimpleNamespace(name="vision", modality="image", spec=EYE, config=NoConfig(), grid=GRID)
+MODULE: Any = SimpleNamespace(
+    name="vision",
+    modality="image",
+    feeds="language",
+    distil=None,
+    is_of_teacher=False,
+    spec=EYE,
+    config=NoConfig(),
+    grid=GRID,
+)
 PLACE = GRID.coordinates(0)
 
 
@@ -82,7 +91,10 @@ def _lay_out(data: Numbers, sample: int) -> SampleLayout:
     data.read.append(("layout", sample))
     if -sample in data.broken:
         raise DataError(data.where(sample), expected="a sample", got="none")
-    item = PlacedItem(info=ItemInfo(sample=sample, index=0, modality="image", size=(1,)), runs=((0, 1),))
+    item = PlacedItem(
+        info=ItemInfo(sample=sample, index=0, modality="image", size=(1,)),
+        runs=((0, 1),),
+    )
     none = np.zeros(4, np.int64)
     return SampleLayout(sample=sample, tokens=none, labels=none, items=(item,), truncated=False)
 

@@ -13,9 +13,10 @@ from mimo.hooks import ConfigError, Kind
 from mimo.model import Lora
 from mimo.trainer.config.fields import own_keys
 from mimo.trainer.config.plugin_kinds import find_installed
-from mimo.trainer.config.settings import ModuleSettings, Settings
+from mimo.trainer.config.settings import Distil, ModuleSettings, Settings
 from mimo.trainer.config.template import example_text, one_line
 from mimo.trainer.config.toml import make_settings
+from mimo.trainer.resolving.resolve import resolve
 
 S = TypeVar("S")
 DISTRIBUTED = util.find_spec("mimo_optimizer_distributed") is not None
@@ -36,7 +37,7 @@ def test_the_file_holds_every_key_and_reads_as_settings(find: Any) -> None:
             missing = set(own_keys(type(getattr(settings, section.name)))) - set(table[section.name])
             assert not missing, section.name
     for name, module in table["modules"].items():
-        assert set(own_keys(ModuleSettings)) - {"lora"} <= set(module), name
+        assert set(own_keys(ModuleSettings)) - {"lora", "distil"} <= set(module), name
 
 
 def test_a_table_that_a_module_may_have_is_a_comment() -> None:
@@ -48,6 +49,17 @@ def test_a_table_that_a_module_may_have_is_a_comment() -> None:
         table = tomllib.loads("\n".join(line.removeprefix("# ") for line in lines))
         assert list(table) == [field.name for field in attrs.fields(Lora)]
         assert Lora(**table).scale == 2.0
+
+
+def test_a_module_that_a_run_may_have_is_a_comment() -> None:
+    """A teacher; without its marks it makes one run with the rest."""
+    text = example_text()
+    head, _, after = text.partition("# [modules.teacher]\n")
+    lines = [line.removeprefix("# ") for line in after.splitlines()]
+    whole = "\n".join([head, "[modules.teacher]", *lines[: lines.index("")], *after.splitlines()[lines.index("") :]])
+    settings = make_settings(tomllib.loads(whole))
+    assert settings.modules["teacher"].distil == Distil(top_k=8, temperature=1.0)
+    assert resolve(settings, needs_data=False).teachers[0].frozen is True
 
 
 def test_axes_that_are_left_at_one_are_written_too() -> None:

@@ -73,7 +73,7 @@ def test_labels_of_later_tokens_are_packed_where_a_model_needs_them(tmp_path: Pa
     for next_tokens in (0, 2):
         job = _job(tmp_path, next_tokens=next_tokens)
         assert job.train is not None
-        packed = Microbatch(job, job.train, [0, 1]).packed(0)
+        packed = Microbatch(job, job.train, [0, 1]).packed(job.language, 0)
         assert packed.next_labels.shape == (next_tokens, len(packed.tokens))
         rest = [length - 1 for length in packed.lengths]
         assert packed.next_counts == tuple(tuple(each - k for each in rest) for k in range(1, next_tokens + 1))

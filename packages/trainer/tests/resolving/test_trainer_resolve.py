@@ -108,7 +108,7 @@ def test_lanes_world_batches_and_vocabulary_follow(table: dict[str, Any]) -> Non
         ("vision", (1, 2, 1, 1)),
         ("language", (1, 1, 1, 2)),
     ]
-    assert (job.world, job.microbatches, job.evaluation_microbatches, job.hidden) == (4, 4, 2, 32)
+    assert (job.world, job.microbatches, job.evaluation_microbatches, job.row_width(job.language)) == (4, 4, 2, 32)
     assert job.language.config.vocabulary == job.tokenizer.vocabulary
     assert job.module("vision").modality == "image"
     assert job.train is not None
@@ -303,7 +303,7 @@ def test_a_frozen_part_decides_which_stages_train_and_which_edges_carry_gradient
         ),
         (
             ["modules.language.prefetch=true"],
-            "modules.language.prefetch: expected false, as only an encoder's next step can be encoded during this one",
+            "modules.language.prefetch: expected false, as only what feeds the language model can be made during the",
         ),
         (
             ['modules.vision.frozen=["trunk"]', "modules.vision.prefetch=true"],

@@ -16,7 +16,7 @@ from mimo.model.runtime import AuxLosses
 from mimo.trainer.step.encoder_program import on_device, take_rows
 from mimo.trainer.step.language_program import LanguageProgram
 
-JOB: Any = SimpleNamespace(hidden=4)
+JOB: Any = SimpleNamespace(row_width=lambda _module: 4)
 EYE: Any = SimpleNamespace(name="eye", modality="image", spec=SimpleNamespace(name="tiles"))
 
 

@@ -198,6 +198,7 @@ class EvaluationInfo:
         loss: per label token, each counted by its weight.
         exact_match: share of samples of which every label token whose weight is not 0 is the argmax.
         samples: how many there were.
+        losses: other losses by name, likewise; the divergence from each teacher.
         answers: mean score of generated answers, by metric; empty where none were generated.
         predictions: for the first samples, on one rank; empty on the others. Each is made when it is taken out.
     """
@@ -206,6 +207,7 @@ class EvaluationInfo:
     loss: float
     exact_match: float
     samples: int
+    losses: Mapping[str, float] = attrs.field(factory=dict)
     answers: Mapping[str, float] = attrs.field(factory=dict)
     predictions: Sequence[Prediction] = attrs.field(default=(), eq=False, repr=False)
 

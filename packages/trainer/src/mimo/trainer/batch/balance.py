@@ -71,7 +71,7 @@ def balance_of(job: Job, sizes: StepSizes, costs: SampleCosts) -> Mapping[Balanc
         language, encoders = costs.loads(sizes, microbatches=len(placed))
         shares, fed = {}, {}
         for module in job.modules:
-            number = -1 if module is job.language else job.encoders.index(module)
+            number = -1 if module is job.language else job.feeding.index(module)
             own = language if number < 0 else encoders[number]
             shares[module.name] = _shares(own, lane_costs(language, encoders, placed, number))
             if number >= 0:

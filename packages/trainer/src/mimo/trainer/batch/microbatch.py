@@ -6,12 +6,15 @@ Everything here is computed from token ids and headers, the same on every rank; 
 from __future__ import annotations
 
 import contextlib
-from collections import defaultdict
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from functools import cached_property, partial
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mimo.data import Dataset, Packed, PlacedItem, PlacedMicrobatch, SampleLayout, pack
 from mimo.hooks import DataError
+from mimo.model import LanguageModelSpec
 from mimo.schedule import Cut, End, Route, boundary_route, pipeline_route
 from mimo.topology import Coordinates, Edge, Ownership, StageId
 from mimo.trainer.batch.route_cache import RouteCache, Routes
@@ -22,6 +25,7 @@ from mimo.trainer.cost.step_sizes import check_placed
 from mimo.trainer.items.handed_on import decoder_of, is_handed_on
 from mimo.trainer.items.prepared import Item, ItemAhead, Prepare, blank_item, prepare_item
 from mimo.trainer.job.job import Job, JobModule
+from mimo.trainer.job.taught import is_read, is_taught, rows_of, taught_rows
 
 
 class Microbatch:
@@ -52,11 +56,12 @@ class Microbatch:
         self._dataset = dataset
         self._samples = tuple(samples)
         self._cache = RouteCache(1) if routes is None else routes
-        self._packed: dict[tuple[int, int], Packed] = {}
+        self._packed: dict[tuple[str, int, int], Packed] = {}
         self.placed = placed
         self._layouts = layouts
         self._owners: dict[str, Ownership] = {}
-        self._token_cuts: dict[int, TokenCut] = {}
+        self._items: dict[str, tuple[PlacedItem, ...]] = {}
+        self._token_cuts: dict[tuple[str, int, int], TokenCut] = {}
         self._passes: dict[str, tuple[Microbatch, ...]] = {}
         self._known: dict[str, Routes] = {}
         self._ahead: dict[tuple[str, int, int], ItemAhead] = {}
@@ -81,23 +86,39 @@ class Microbatch:
             return self.placed.owners
         return Ownership.even(len(self._samples), self._job.language.grid.dp)
 
-    def lane_layouts(self, lane: int) -> list[SampleLayout]:
-        """Return the layouts of the samples of a language lane, in order."""
-        return [self.layouts[position] for position in self.owners.span(lane)]
+    def lane_layouts(self, module: JobModule, lane: int) -> list[SampleLayout]:
+        """Return the layouts of the samples that a lane of a language model reads, in order."""
+        if module.distil is None:
+            return [self.layouts[position] for position in self.owners.span(lane)]
+        taught = self.read_by(module)
+        return [taught[number] for number in self.item_owners(module).span(lane)]
+
+    def read_by(self, module: JobModule) -> list[SampleLayout]:
+        """Return the layouts of the samples that a module reads, or of which it reads items, in order."""
+        return [layout for layout in self.layouts if is_read(self._job, module, layout)]
 
     def item_owners(self, module: JobModule) -> Ownership:
-        """Return which lane of an encoder owns which of its items, numbered sample by sample."""
+        """Return which lane of a module owns which of what it reads for another one, sample by sample.
+
+        Of an encoder those are items, of a teacher samples.
+        """
+        if module.feeds == module.name:
+            return self.owners
         if module.name not in self._owners:
             if self.placed is None:
-                counts = [len(layout.items_of(module.modality)) for layout in self.layouts]
+                counts = self._counts(module)
                 self._owners[module.name] = Ownership.even(len(counts), module.grid.dp).scaled(counts)
             else:
-                self._owners[module.name] = self.placed.items[self._job.encoders.index(module)]
+                self._owners[module.name] = self.placed.items[self._job.feeding.index(module)]
         return self._owners[module.name]
+
+    def _counts(self, module: JobModule) -> list[int]:
+        """Return how much of each sample a module reads for another one."""
+        return [len(rows_of(self._job, module, layout)) for layout in self.layouts]
 
     def items(self, module: JobModule, lane: int) -> tuple[PlacedItem, ...]:
         """Return the items that a lane of an encoder reads, in order."""
-        items = self._items[module.modality]
+        items = self._items_of(module)
         return tuple(items[number] for number in self.item_owners(module).span(lane))
 
     def prepare(self, module: JobModule, lane: int) -> list[Item]:
@@ -149,9 +170,7 @@ class Microbatch:
         """
         found: dict[tuple[int, int], DataError] = {}
         for module, place in places:
-            holders = [
-                position for position, layout in enumerate(self.layouts) for _ in layout.items_of(module.modality)
-            ]
+            holders = [position for position, count in enumerate(self._counts(module)) for _ in range(count)]
             positions = [holders[item] for item in self.item_owners(module).span(place.dp)]
             items = self.items(module, place.dp)
             for number in self.own_items(module, place)[0]:
@@ -169,7 +188,7 @@ class Microbatch:
             layout.broken(broken[position]) if position in broken else layout
             for position, layout in enumerate(self.layouts)
         )
-        self.__dict__.pop("_items", None)  # those of the layouts before
+        self._items.clear()  # those of the layouts before
         for module in self._job.encoders:
             for lane in range(module.grid.dp):
                 for number, item in enumerate(self.items(module, lane)):
@@ -180,19 +199,38 @@ class Microbatch:
     def _preparing(self, module: JobModule, item: PlacedItem) -> Prepare:
         return partial(prepare_item, self._dataset, module, item.info)
 
-    def packed(self, lane: int, context_rank: int = 0) -> Packed:
-        """Return the packed tokens of one language lane that a context rank holds, padded as its tensor ranks need."""
-        if (lane, context_rank) not in self._packed:
-            language = self._job.language
-            self._packed[lane, context_rank] = pack(
-                self.lane_layouts(lane),
-                multiple=language.round_rows * language.slices,
-                context_size=language.grid.cp,
+    def packed(self, module: JobModule, lane: int, context_rank: int = 0) -> Packed:
+        """Return the packed tokens of a lane of a language model.
+
+        Args:
+            module: the language model, or a teacher of it.
+            lane: of it.
+            context_rank: that holds them; they are padded as its tensor ranks need.
+        """
+        key = (module.name, lane, context_rank)
+        if key not in self._packed:
+            assert isinstance(module.spec, LanguageModelSpec), module.name
+            self._packed[key] = pack(
+                self.lane_layouts(module, lane),
+                multiple=module.round_rows * module.slices,
+                context_size=module.grid.cp,
                 context_rank=context_rank,
-                next_tokens=self._job.next_tokens,
-                with_items=self._job.reads_items,
+                next_tokens=0 if module.distil is not None else self._job.next_tokens,
+                with_items=module.spec.reads_items(module.config),
             )
-        return self._packed[lane, context_rank]
+        return self._packed[key]
+
+    def taught(self, lane: int, context_rank: int = 0) -> NDArray[np.int64]:
+        """Return which rows of the language model's packed tokens teachers say something of, ascending.
+
+        Args:
+            lane: of the language model.
+            context_rank: that holds them.
+        """
+        packed = self.packed(self._job.language, lane, context_rank)
+        layouts = self.lane_layouts(self._job.language, lane)
+        read = np.array([*(is_taught(self._job, layout) for layout in layouts), False])  # the last is the padding
+        return np.flatnonzero(packed.targets & read[packed.samples])
 
     def route(self, edge: Edge, rank: int) -> Route:
         """Return what ``rank`` sends and receives on ``edge``."""
@@ -214,12 +252,18 @@ class Microbatch:
     def _shape(self) -> Hashable:
         """What routes depend on: lengths, sizes and places alone, not what the samples say; and the placement."""
         placed = None if self.placed is None else (self.placed.owners, self.placed.items)
-        return placed, tuple(
-            (
-                len(layout.tokens),
-                *((item.info.modality, item.runs, item.info.size) for item in layout.items),
-            )
-            for layout in self.layouts
+        read = self.layouts if self._job.teachers else ()
+        taught = tuple(taught_rows(self._job, layout).tobytes() for layout in read)
+        return (
+            placed,
+            taught,
+            tuple(
+                (
+                    len(layout.tokens),
+                    *((item.info.modality, item.runs, item.info.size) for item in layout.items),
+                )
+                for layout in self.layouts
+            ),
         )
 
     def _pass(self, module: JobModule) -> tuple[tuple[Microbatch, ...], int]:
@@ -227,20 +271,18 @@ class Microbatch:
         whole = self._passes.get(module.name, (self,))
         return whole, whole.index(self)
 
-    @cached_property
-    def _items(self) -> defaultdict[str, list[PlacedItem]]:
-        """All items, sample by sample, by modality."""
-        found: defaultdict[str, list[PlacedItem]] = defaultdict(list)
-        for layout in self.layouts:
-            for item in layout.items:
-                found[item.info.modality].append(item)
-        return found
+    def _items_of(self, module: JobModule) -> tuple[PlacedItem, ...]:
+        """Return all items that an encoder reads, sample by sample."""
+        if module.name not in self._items:
+            read = self.read_by(module)
+            self._items[module.name] = tuple(item for layout in read for item in layout.items_of(module.modality))
+        return self._items[module.name]
 
     def _pipeline(self, edge: Edge, rank: int) -> Route:
         module = self._job.module(edge.source.module)
         place = module.grid.coordinates(rank)
-        if module is self._job.language:
-            tokens = len(self.packed(place.dp, place.cp).tokens)
+        if isinstance(module.spec, LanguageModelSpec):
+            tokens = len(self.packed(module, place.dp, place.cp).tokens)
             rows = tokens // module.slices
         else:
             whole, index = self._pass(module)
@@ -251,33 +293,35 @@ class Microbatch:
         return pipeline_route(module.grid, rank=rank, source=source, target=target, rows=rows)
 
     def _boundary(self, edge: Edge, rank: int) -> Route:
-        modality = self._job.module(edge.source.module).modality
-        source, target = (self._end(end, modality) for end in (edge.source, edge.target))
-        return boundary_route(
-            rank=rank, source=source, target=target, rows=[item.rows for item in self._items[modality]]
-        )
+        feeds = self._job.module(edge.source.module)
+        source, target = (self._end(end, feeds) for end in (edge.source, edge.target))
+        rows = [own for layout in self.layouts for own in rows_of(self._job, feeds, layout)]
+        return boundary_route(rank=rank, source=source, target=target, rows=rows)
 
-    def _end(self, stage: StageId, modality: str) -> End:
-        """Return where the rows of each item of a modality lie in a stage."""
+    def _end(self, stage: StageId, feeds: JobModule) -> End:
+        """Return where the rows that a module sends for each item, or a teacher for each sample, lie in a stage."""
         module = self._job.module(stage.module)
         grid = module.grid
-        if module is self._job.language:
-            owners = self.owners.scaled([len(layout.items_of(modality)) for layout in self.layouts])
-        else:
-            owners = self.item_owners(module)
+        owners = self.item_owners(module)
+        if is_target := module.name == feeds.feeds:
+            owners = owners.scaled([len(rows_of(self._job, feeds, layout)) for layout in self.read_by(module)])
 
         def cut(lane: int) -> Cut:
-            if module is self._job.language:
-                return self._token_cut(lane).rows(self.lane_layouts(lane), modality)
+            if feeds.distil is not None:
+                own = [taught_rows(self._job, layout) for layout in self.lane_layouts(module, lane)]
+                return self._token_cut(module, lane, slices=1).chosen(own)
+            if is_target:
+                return self._token_cut(module, lane).rows(self.lane_layouts(module, lane), feeds.modality)
             whole, index = self._pass(module)
             return encoder_cut(module, [one._lane_rows(module, lane) for one in whole], index)  # noqa: SLF001 - its own class's
 
+        splits = module.sequence_parallel and feeds.distil is None  # all tensor ranks have what a teacher says
         return End(
             grid=grid,
             stage=self._pipeline_rank(stage),
             owners=owners,
-            sequence_parallel=module.sequence_parallel,
-            cut=cut if grid.cp > 1 or module.sequence_parallel else None,
+            sequence_parallel=splits,
+            cut=cut if grid.cp > 1 or splits else None,
         )
 
     def _pipeline_rank(self, stage: StageId) -> int:
@@ -289,14 +333,15 @@ class Microbatch:
         """Return how many rows a lane of an encoder makes."""
         return sum(item.rows for item in self.items(module, lane))
 
-    def _token_cut(self, lane: int) -> TokenCut:
-        """Return how the tokens of a language lane lie in its ranks."""
-        if lane not in self._token_cuts:
-            language = self._job.language
-            self._token_cuts[lane] = TokenCut.of(
-                [len(layout.tokens) for layout in self.lane_layouts(lane)],
-                context=language.grid.cp,
-                slices=language.slices,
-                multiple=language.round_rows,
+    def _token_cut(self, module: JobModule, lane: int, *, slices: int = 0) -> TokenCut:
+        """Return how the tokens of a lane of a language model lie in its ranks: in its slices, or in so many."""
+        slices = slices or module.slices
+        key = (module.name, lane, slices)
+        if key not in self._token_cuts:
+            self._token_cuts[key] = TokenCut.of(
+                [len(layout.tokens) for layout in self.lane_layouts(module, lane)],
+                context=module.grid.cp,
+                slices=slices,
+                multiple=module.round_rows,
             )
-        return self._token_cuts[lane]
+        return self._token_cuts[key]

@@ -71,6 +71,14 @@ class TokenCut:
             first += len(layout.tokens)
         at = np.searchsorted(starts, self.bounds, side="right") - 1
         inside = np.minimum(self.bounds - np.array(starts)[at], np.array(rows)[at])
-        bounds = (np.cumsum(rows) - rows)[at] + inside
+        return self._of((np.cumsum(rows) - rows)[at] + inside)
+
+    def chosen(self, rows: Sequence[NDArray[np.bool_]]) -> Cut:
+        """Return how some rows of the same samples lie, ``[S]`` of each sample whether it is one, with their tokens."""
+        own = np.concatenate([np.zeros(0, dtype=np.bool_), *rows])
+        return self._of(np.searchsorted(np.flatnonzero(own), self.bounds))
+
+    def _of(self, bounds: NDArray[np.int64]) -> Cut:
+        """Return rows cut where these are the first of each piece, without empty pieces."""
         filled = bounds[1:] > bounds[:-1]
         return Cut([0, *bounds[1:][filled].tolist()], self.cells[filled].tolist())

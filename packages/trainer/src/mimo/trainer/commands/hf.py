@@ -157,7 +157,7 @@ def _job(config: Path) -> Job:
     from mimo.trainer.config.toml import read_settings
     from mimo.trainer.resolving.resolve import resolve
 
-    return resolve(read_settings(config), purpose="generate")
+    return resolve(read_settings(config), purpose="import")
 
 
 def _parts(

@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias
 import attrs
 
 from mimo.data import MAX_BATCH_SAMPLES, NEWEST_ORDER
-from mimo.hooks import ConfigError, at_least, at_most, from_zero
+from mimo.hooks import ConfigError, above_zero, at_least, at_most, from_zero
 from mimo.model import MAX_LAYERS, Lora
 from mimo.optimizer import Precision
 from mimo.topology import MAX_RANKS, Ranks
@@ -39,6 +39,8 @@ MAX_STEP_TOKENS = 1 << 32
 LOGITS_BYTES = 1 << 30
 """Of logits in fp32 that a loss holds at a time on a rank, unless ``loss_rows`` says how many."""
 MAX_MODULES = 64
+MAX_TOP_K = 1 << 12
+"""Of ids of a row that a teacher sends."""
 MAX_WORKERS = 256
 MAX_AHEAD = 1 << 10
 MAX_TIMEOUT = 10**9
@@ -221,11 +223,24 @@ class TokenizerSettings:
 
 
 @attrs.frozen(kw_only=True)
+class Distil:
+    """How a frozen language model teaches the one named language."""
+
+    top_k: int = setting(
+        "likeliest ids of each row that it sends; all others count as one",
+        default=32,
+        validator=[at_least(1), at_most(MAX_TOP_K)],
+    )
+    temperature: float = setting("by which both models' logits are divided", default=1.0, validator=[above_zero()])
+
+
+@attrs.frozen(kw_only=True)
 class ModuleSettings:
-    """One module: an encoder with its projector, or the language model."""
+    """One module: an encoder with its projector, the language model, or a teacher of it."""
 
     plugin: str = setting(
-        "encoder plugin, or language-model plugin for the module named language", validator=[not_empty]
+        "encoder plugin, or language-model plugin for the module named language and for teachers",
+        validator=[not_empty],
     )
     ranks: Ranks = setting('its ranks: "0-3", "0,2,5-7" or a list')  # noqa: RUF009 -- declares a field, as all do
     pp: int = setting("pipeline ranks", default=1)
@@ -262,6 +277,15 @@ class ModuleSettings:
     ignore: tuple[str, ...] = setting(
         'keys of a published config.json that import-hf sets aside: ["attention_dropout"]', default=()
     )
+    distil: Distil | None = setting(  # noqa: RUF009 -- declares a field, as all do
+        "makes the module a teacher: a frozen language model that the one named language learns from", default=None
+    )
+    loss_weight: float = setting(
+        "of the loss by labels, for the module named language, or of a teacher's; 0: only reported",
+        default=1.0,
+        validator=[from_zero()],
+    )
+    feeds: str = setting("language model that takes an encoder's rows: language, or a teacher", default=LANGUAGE)
     modality: str = setting("what an encoder reads, and its placeholder; empty: the plugin's", default="")
     config: Mapping[str, Any] = setting("settings of the plugin", default=attrs.Factory(dict))
     optimizer: Mapping[str, Any] = setting(

@@ -54,6 +54,15 @@ _EXAMPLES: Mapping[str, Sequence[str]] = {
     "rename": ('# vision = "encoder"',),
 }
 """Lines that show what may stand in a table that is empty."""
+_TEACHER = (
+    "# A frozen language model may teach the one named language, which then learns from both it and labels. It reads",
+    '# samples of text, and of what encoders read that have feeds = "teacher":',
+    "# [modules.teacher]",
+    '# plugin = "decoder"',
+    '# ranks = "0"',
+    "# config = { hidden = 128, layers = 4, heads = 8, intermediate = 512 }",
+    "# distil = { top_k = 8, temperature = 1.0 }  # ids of each row that it sends, and by what logits are divided",
+)
 _MIXTURE = (
     "# Samples of several datasets, each of any plugin, are those of the plugin mixture:",
     "# [data.sources.captions]",
@@ -127,6 +136,9 @@ def _module(name: str, table: Mapping[str, Any], kind: Kind[Any], find: Find) ->
     yield f"# [modules.{name}.lora]"
     yield from ("# rank = 8", "# alpha = 16.0  # 0: rank", '# targets = ["*.attention.*"]')
     yield "# dropout = 0.05  # of features that what is added reads"
+    if kind is LANGUAGE_MODELS:
+        yield ""
+        yield from _TEACHER
 
 
 def _keys(cls: type, table: Mapping[str, Any]) -> Iterator[str]:

@@ -10,8 +10,7 @@ from mimo.schedule import ActorPeak, Costs, StageCost, peak_activations
 from mimo.topology import StageId
 from mimo.trainer.cost.sample_stats import SampleStats
 from mimo.trainer.cost.step_cost import element_bytes, formula_costs, job_costs, op_costs_with_training
-from mimo.trainer.job.job import Job
-from mimo.trainer.job.precision import NUMBER_BYTES
+from mimo.trainer.job.job import NUMBER_BYTES, Job
 
 
 def activation_costs(job: Job) -> Costs:

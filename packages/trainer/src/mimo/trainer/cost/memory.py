@@ -23,8 +23,7 @@ from mimo.topology import DATA_AXES, StageId
 from mimo.trainer.cost.activations import activation_costs, most_activations
 from mimo.trainer.cost.sample_stats import SampleStats
 from mimo.trainer.cost.step_cost import rows_ahead
-from mimo.trainer.job.job import Job, JobModule
-from mimo.trainer.job.precision import NUMBER_BYTES
+from mimo.trainer.job.job import NUMBER_BYTES, Job, JobModule
 
 
 @attrs.frozen(kw_only=True)
@@ -255,7 +254,7 @@ class _Shapes:
     def _build(self, module: JobModule, stage: int) -> nn.Module:
         built = self._job.stage(StageId(module.name, stage))
         with create_on("meta"):
-            return build_stage(module.spec, module.config, built, self._job.hidden)
+            return build_stage(module.spec, module.config, built, self._job.row_width(module))
 
 
 def _layer_numbers(stage: nn.Module) -> Mapping[nn.Parameter, int | None]:

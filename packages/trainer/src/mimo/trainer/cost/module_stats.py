@@ -52,7 +52,7 @@ def module_stats(job: Job, samples: SampleStats) -> Iterator[ModuleStats]:
     """Yield the parameters of each part of each module, and its operations in a step of samples like these."""
     share = step_samples(job, samples) / len(samples.lengths)
     for module in job.modules:
-        stats = _parameters(module, job.hidden)
+        stats = _parameters(module, job.row_width(module))
         for stage in job.stages_of(module.name):
             for part, done in stage_operations(job, stage, samples):
                 before = stats.get(part, ModuleStats(module=module.name, part=part))

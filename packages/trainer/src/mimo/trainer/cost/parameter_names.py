@@ -59,11 +59,11 @@ def check_patterns_of(job: Job, *, computes: bool = True) -> None:
     named: dict[str, tuple[ParameterName, ...]] = {}
     for module in job.modules:
         try:
-            named[module.name] = names_of(module, job.hidden)
+            named[module.name] = names_of(module, job.row_width(module))
         except (RuntimeError, TypeError):
             if not computes:
                 return
-            named[module.name] = names_of(module, job.hidden, device="cpu")
+            named[module.name] = names_of(module, job.row_width(module), device="cpu")
     check_patterns(
         {module.name: module.optimizer.rules for module in job.modules},
         trained={module: [one.name for one in names if one.trained] for module, names in named.items()},
@@ -83,7 +83,7 @@ def followers(job: Job) -> Iterator[tuple[str, Mapping[str, Followers]]]:
     """Yield for each module that has patterns those that its parameters follow, by path; empty for its own rule."""
     for module in job.modules:
         if module.optimizer.patterns:
-            yield module.name, _followers(module, job.hidden)
+            yield module.name, _followers(module, job.row_width(module))
 
 
 def _followers(module: JobModule, hidden: int) -> Mapping[str, Followers]:

@@ -6,6 +6,7 @@ ranks find the same numbers to the bit.
 
 from __future__ import annotations
 
+import attrs
 import numpy as np
 from numpy.typing import NDArray
 
@@ -21,10 +22,11 @@ from mimo.data import (
 )
 from mimo.model import EncoderSpec
 from mimo.schedule import Costs
+from mimo.trainer.config.settings import LANGUAGE
 from mimo.trainer.cost.operations import module_operations
 from mimo.trainer.cost.sample_stats import SampleStats
 from mimo.trainer.cost.step_cost import formula_costs, job_costs
-from mimo.trainer.cost.step_sizes import StepSizes, Whole, numbered
+from mimo.trainer.cost.step_sizes import ItemSizes, StepSizes, Whole, numbered
 from mimo.trainer.job.job import Job, JobModule
 
 _EXACT = 8
@@ -43,30 +45,31 @@ class SampleCosts:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._scales = _scales(job)
-        self._homes = {module.name: _homes(job, module) for module in job.encoders}
-        self._lengths: dict[int, float] = {}
+        self._homes = {module.name: _homes(job, module) for module in job.feeding}
+        self._lengths: dict[tuple[str, int], float] = {}
         self._items: dict[tuple[str, tuple[int, ...]], float] = {}
-        self._label = self._operations(job.language, SampleStats(lengths=(1,), labels=1, sizes={}))
-        self._label -= self._operations(job.language, SampleStats(lengths=(1,), labels=0, sizes={}))
+        self._labels = {module.name: self._of_label(module) for module in (job.language, *job.teachers)}
 
     @property
     def scales_text(self) -> str:
         """What of the costs follows neither from the job's settings nor from sizes, but from a profile."""
         return repr(sorted(self._scales.items()))
 
-    def samples(self, lengths: Whole, labels: Whole) -> NDArray[np.float64]:
-        """Return what samples cost the language model.
+    def samples(self, lengths: Whole, labels: Whole, module: JobModule | None = None) -> NDArray[np.float64]:
+        """Return what samples cost a language model.
 
         Args:
             lengths: ``[N]`` tokens of each.
             labels: ``[N]`` how many of these are learned from.
+            module: a teacher; None: the one that learns.
         """
+        module = module or self._job.language
         digits = np.frexp(lengths.astype(np.float64))[1].astype(np.int64)
         steps = 1 << np.maximum(digits - _EXACT, 0)
         low = lengths // steps * steps
-        costs = self._at(low)
-        costs += (self._at(low + steps) - costs) * (lengths - low) / steps
-        costs += labels * self._label
+        costs = self._at(low, module)
+        costs += (self._at(low + steps, module) - costs) * (lengths - low) / steps
+        costs += labels * self._labels[module.name]
         return costs
 
     def item(self, module: JobModule, size: tuple[int, ...]) -> float:
@@ -80,16 +83,13 @@ class SampleCosts:
         return self._items[key]
 
     def loads(self, sizes: StepSizes, *, microbatches: int) -> tuple[Loads, tuple[EncoderLoads, ...]]:
-        """Return what a step of samples of these sizes costs the language model and each encoder of the job."""
+        """Return what a step of samples of these sizes costs the language model and each module that feeds it."""
         job = self._job
-        items = [sizes.items[module.modality] for module in job.encoders]
-        language, *encoders = in_whole_numbers(
+        items = [self._items_of(module, sizes) for module in job.feeding]
+        language, *feeding = in_whole_numbers(
             [
                 self.samples(sizes.lengths, sizes.labels),
-                *(
-                    np.array([self.item(module, size) for size in own.sizes])
-                    for module, own in zip(job.encoders, items, strict=True)
-                ),
+                *(self._costs_of(module, own) for module, own in zip(job.feeding, items, strict=True)),
             ]
         )
         return (
@@ -110,9 +110,41 @@ class SampleCosts:
                     samples=own.samples,
                     homes=self._homes[module.name],
                 )
-                for module, own, costs in zip(job.encoders, items, encoders, strict=True)
+                for module, own, costs in zip(job.feeding, items, feeding, strict=True)
             ),
         )
+
+    def _items_of(self, module: JobModule, sizes: StepSizes) -> ItemSizes:
+        """Return what a module that feeds another one reads; of samples the sizes are lengths and labels."""
+        if module.distil is None:
+            found = sizes.items[module.modality]
+            if module.feeds == LANGUAGE:
+                return found
+            kept = np.isin(found.samples, sizes.taught)
+            return attrs.evolve(found, samples=found.samples[kept], rows=found.rows[kept], of_item=found.of_item[kept])
+        own = np.stack([sizes.lengths[sizes.taught], sizes.labels[sizes.taught]], axis=1)
+        different, of_item = np.unique(own, axis=0, return_inverse=True)
+        return ItemSizes(
+            samples=sizes.taught,
+            rows=own[:, 1],
+            sizes=[tuple(size) for size in different.tolist()],
+            of_item=of_item.reshape(-1).astype(np.int64),
+        )
+
+    def _costs_of(self, module: JobModule, items: ItemSizes) -> NDArray[np.float64]:
+        """Return what an item of each different size costs."""
+        if module.distil is None:
+            return np.array([self.item(module, size) for size in items.sizes])
+        lengths, labels = np.array(items.sizes, dtype=np.int64).reshape(-1, 2).T
+        return self.samples(lengths, labels, module)
+
+    def _of_label(self, module: JobModule) -> float:
+        """Return what a row costs more that is learned from, or of which a teacher says something."""
+        one, none = (
+            SampleStats(lengths=(1,), labels=labels, sizes={}, taught=(True,), taught_labels=labels)
+            for labels in (1, 0)
+        )
+        return self._operations(module, one) - self._operations(module, none)
 
     def place(self, sizes: StepSizes, *, balanced: bool = True) -> tuple[PlacedMicrobatch, ...]:
         """Place a step's samples by cost, or by count where ``balanced`` is false; by tokens, in order."""
@@ -130,18 +162,19 @@ class SampleCosts:
         needed = -(-(int(bins.max(initial=-1)) + 1) // self._job.language.grid.dp)
         return next(plan.microbatches for plan in self._job.plans if plan.microbatches >= needed)
 
-    def _at(self, lengths: Whole) -> NDArray[np.float64]:
+    def _at(self, lengths: Whole, module: JobModule) -> NDArray[np.float64]:
         """Return what samples of these lengths cost without labels, each length computed once."""
         which = numbered(lengths)
         different = np.zeros(int(which.max(initial=-1)) + 1, dtype=np.int64)
         different[which] = lengths
-        return np.array([self._length(length) for length in different.tolist()])[which]
+        return np.array([self._length(length, module) for length in different.tolist()])[which]
 
-    def _length(self, length: int) -> float:
-        if length not in self._lengths:
-            stats = SampleStats(lengths=(length,), labels=0, sizes={})
-            self._lengths[length] = self._operations(self._job.language, stats) if length else 0.0
-        return self._lengths[length]
+    def _length(self, length: int, module: JobModule) -> float:
+        key = (module.name, length)
+        if key not in self._lengths:
+            stats = SampleStats(lengths=(length,), labels=0, sizes={}, taught=(True,))
+            self._lengths[key] = self._operations(module, stats) if length else 0.0
+        return self._lengths[key]
 
     def _operations(self, module: JobModule, stats: SampleStats) -> float:
         """Return a rank's share of the operations of a module.
@@ -154,9 +187,9 @@ class SampleCosts:
             total = found.forward + found.backward + found.repeated
         elif isinstance(module.spec, EncoderSpec):
             rows = sum(module.spec.rows(module.config, size) for size in stats.sizes[module.modality])
-            return rows * self._length(1)
+            return rows * self._length(1, self._job.language)
         else:
-            total = float(sum(stats.lengths))
+            total = float(sum(stats.of_module(module).lengths))
         return total * self._scales[module.name] / (grid.cp * grid.tp)
 
 
@@ -171,12 +204,17 @@ def _can_differ(job: Job) -> bool:
 
 
 def _homes(job: Job, module: JobModule) -> tuple[tuple[int, ...], ...]:
-    """Return for each language lane the lanes of an encoder whose last stage shares a rank with its first stage."""
-    cut = job.model_graph.by_name[module.name]
+    """Return for each language lane the lanes of a module whose last stage shares a rank with the stage it feeds.
+
+    What feeds a teacher feeds no language lane.
+    """
+    if module.feeds != LANGUAGE:
+        return ((),) * job.language.grid.dp
+    cut, graph = job.model_graph.by_name[module.name], job.model_graph
     ranks = set(module.grid.stage_ranks(cut.pipeline_rank(cut.stages - 1)))
     language = job.language.grid
     found: list[set[int]] = [set() for _ in range(language.dp)]
-    for rank in language.stage_ranks(0):
+    for rank in graph.stage_ranks(graph.fed_stage(module.name, LANGUAGE)):
         if rank in ranks:
             found[language.coordinates(rank).dp].add(module.grid.coordinates(rank).dp)
     return tuple(tuple(sorted(lanes)) for lanes in found)

@@ -9,7 +9,8 @@ import numpy as np
 
 from mimo.data import Dataset, SampleLayout
 from mimo.hooks import DataError
-from mimo.trainer.job.job import Job
+from mimo.trainer.job.job import Job, JobModule
+from mimo.trainer.job.taught import is_taught
 
 _SAMPLES = 32
 
@@ -22,11 +23,22 @@ class SampleStats:
         lengths: rows of each, those of items included.
         labels: number of rows that have labels of a weight other than 0, over all samples.
         sizes: of all their items, by modality.
+        taught: for each sample whether teachers read it.
+        taught_labels: number of the rows that they say something of, over all samples.
     """
 
     lengths: tuple[int, ...]
     labels: int
     sizes: Mapping[str, tuple[tuple[int, ...], ...]]
+    taught: tuple[bool, ...] = ()
+    taught_labels: int = 0
+
+    def of_module(self, module: JobModule) -> SampleStats:
+        """Return what of the samples a module reads: a teacher those alone that it teaches."""
+        if module.distil is None:
+            return self
+        lengths = tuple(length for length, is_taught in zip(self.lengths, self.taught, strict=True) if is_taught)
+        return SampleStats(lengths=lengths, labels=self.taught_labels, sizes={})
 
     @classmethod
     def of(cls, job: Job) -> SampleStats:
@@ -38,7 +50,7 @@ class SampleStats:
         layouts = [layout for layout in _layouts(job) if layout is not None]
         if not layouts:
             longest = job.settings.data.max_tokens
-            return cls(lengths=(longest,), labels=longest, sizes={})
+            return cls(lengths=(longest,), labels=longest, sizes={}, taught=(True,), taught_labels=longest)
         return cls.of_layouts(job, layouts)
 
     @classmethod
@@ -54,13 +66,17 @@ class SampleStats:
     def of_layouts(cls, job: Job, layouts: Sequence[SampleLayout]) -> SampleStats:
         """Return statistics of these samples."""
         infos = [item.info for layout in layouts for item in layout.items]
+        labels = [int(np.count_nonzero(layout.targets)) for layout in layouts]
+        taught = [is_taught(job, layout) for layout in layouts] if job.teachers else [False] * len(layouts)
         return cls(
             lengths=tuple(len(layout.tokens) for layout in layouts),
-            labels=sum(int(np.count_nonzero(layout.targets)) for layout in layouts),
+            labels=sum(labels),
             sizes={
                 module.modality: tuple(info.size for info in infos if info.modality == module.modality)
                 for module in job.encoders
             },
+            taught=tuple(taught),
+            taught_labels=sum(number for number, own in zip(labels, taught, strict=True) if own),
         )
 
 

@@ -19,10 +19,10 @@ from mimo.model import EncoderSeam, EncoderSpec, LanguageModelSpec, OpCost, Stag
 from mimo.optimizer.estimates import Lanes, Numbers, SentBytes
 from mimo.schedule import Costs, Link, Seconds, StageCost
 from mimo.topology import Edge, StageId
+from mimo.trainer.config.settings import LANGUAGE
 from mimo.trainer.cost.profile import read_profile
 from mimo.trainer.cost.sample_stats import SampleStats, microbatch_samples
-from mimo.trainer.job.job import Job, JobModule, PartShare
-from mimo.trainer.job.precision import NUMBER_BYTES
+from mimo.trainer.job.job import NUMBER_BYTES, Job, JobModule, PartShare
 
 
 @attrs.frozen(kw_only=True)
@@ -187,31 +187,47 @@ def op_costs(job: Job, stage: StageId, stats: SampleStats) -> Mapping[str, OpCos
     if isinstance(module.spec, EncoderSpec):
         sizes = stats.sizes.get(module.modality, ())
         if module.spec.flops is not None:
-            costs = module.spec.flops(module.config, job.hidden, plugin_stage.pipeline, cut.recompute, sizes)
+            costs = module.spec.flops(module.config, job.row_width(module), plugin_stage.pipeline, cut.recompute, sizes)
             return (
                 costs
                 if module.spec.seam is None or not plugin_stage.seam
                 else _own_side(costs, module.spec.seam, plugin_stage)
             )
         return _from_shapes(job, module, plugin_stage, sum(module.spec.rows(module.config, size) for size in sizes))
+    own = stats.of_module(module)
     if module.spec.flops is not None:
-        costs = module.spec.flops(module.config, plugin_stage, cut.recompute, stats.lengths, stats.labels)
+        costs = module.spec.flops(module.config, plugin_stage, cut.recompute, own.lengths, own.labels)
         depths = {"next_tokens": module.spec.next_tokens(module.config)}
-        return {part: _with_logits(job, module, stats, work, depths.get(part, 1)) for part, work in costs.items()}
-    return _from_shapes(job, module, plugin_stage, sum(stats.lengths))
+        teachers = len(job.teachers) if module.name == LANGUAGE else 0
+        return {
+            part: _with_logits(job, module, stats, work, depths[part], 1)
+            if part in depths
+            else _with_logits(job, module, stats, work, 1, 1 + teachers)
+            for part, work in costs.items()
+        }
+    return _from_shapes(job, module, plugin_stage, sum(own.lengths))
 
 
-def _with_logits(job: Job, module: JobModule, stats: SampleStats, work: OpCost, losses: int) -> OpCost:
-    """Return a cost with the logits that its losses keep, or make once more a few rows at a time."""
+def _with_logits(job: Job, module: JobModule, stats: SampleStats, work: OpCost, losses: int, compared: int) -> OpCost:
+    """Return a cost with the logits that its losses keep, or make once more a few rows at a time.
+
+    Args:
+        job: the whole.
+        module: a language model.
+        stats: of the samples.
+        work: of one of its parts.
+        losses: how often it makes logits of all rows.
+        compared: with how much each of these logits is compared: labels and teachers.
+    """
     if not work.logits:
         return work
     assert isinstance(module.spec, LanguageModelSpec)
     fp32 = NUMBER_BYTES["fp32"] / NUMBER_BYTES[job.settings.run.precision]
     chunk = module.loss_rows * module.spec.vocabulary(module.config) * module.grid.cp / _share(job, module, stats)
     if not 0 < chunk < work.logits / losses:
-        return attrs.evolve(work, logits=0.0, split=work.split + fp32 * work.logits)
+        return attrs.evolve(work, logits=0.0, split=work.split + fp32 * compared * work.logits)
     again = 2.0 * module.spec.hidden(module.config) * work.logits
-    recomputed = max(work.recomputed, fp32 * chunk)
+    recomputed = max(work.recomputed, fp32 * compared * chunk)
     return attrs.evolve(work, logits=0.0, repeated=work.repeated + again, recomputed=recomputed)
 
 
@@ -223,7 +239,7 @@ def _own_side(costs: Mapping[str, OpCost], seam: EncoderSeam, stage: Stage) -> M
 def _from_shapes(job: Job, module: JobModule, stage: Stage, rows: int) -> Mapping[str, OpCost]:
     from mimo.trainer.cost.from_shapes import op_costs_from_shapes  # imports torch
 
-    return op_costs_from_shapes(module, stage, hidden=job.hidden, rows=rows)
+    return op_costs_from_shapes(module, stage, hidden=job.row_width(module), rows=rows)
 
 
 def _share(job: Job, module: JobModule, stats: SampleStats) -> float:
@@ -242,9 +258,8 @@ def rows_ahead(job: Job, stage: StageId, stats: SampleStats) -> float:
     if not modules[stage.module].prefetch:
         return 0.0
     handed_on = [edge for edge in job.graph.outputs(stage) if not modules[edge.target.module].prefetch]
-    elements = sum(_rows(job, edge, module, stats) * job.width(edge) for edge in handed_on)
-    share = _share(job, module, stats) / _cuts(module)
-    return elements * share * NUMBER_BYTES[job.settings.run.precision]
+    total = sum(_rows(job, edge, module, stats) * job.row_bytes(edge) for edge in handed_on)
+    return total * _share(job, module, stats) / _cuts(module)
 
 
 def _message_bytes(job: Job, edge: Edge, stats: SampleStats) -> int:
@@ -258,7 +273,7 @@ def _message_bytes(job: Job, edge: Edge, stats: SampleStats) -> int:
     cuts = _cuts(source) if source is target else max(end.grid.cp * end.grid.tp for end in ends)
     samples = microbatch_samples(job, stats) / len(stats.lengths)
     rows = _rows(job, edge, source, stats) * samples / lanes / cuts
-    return round(rows * job.width(edge) * NUMBER_BYTES[job.settings.run.precision])
+    return round(rows * job.row_bytes(edge))
 
 
 def _cuts(module: JobModule) -> int:
@@ -268,7 +283,8 @@ def _cuts(module: JobModule) -> int:
 
 def _rows(job: Job, edge: Edge, source: JobModule, stats: SampleStats) -> int:
     if isinstance(source.spec, LanguageModelSpec):
-        return sum(stats.lengths)
+        own = stats.of_module(source)
+        return own.labels if job.teaches(edge) else sum(own.lengths)
     sizes: Sequence[tuple[int, ...]] = stats.sizes.get(source.modality, ())
     if not job.is_inside(edge):
         return sum(source.spec.rows(source.config, size) for size in sizes)

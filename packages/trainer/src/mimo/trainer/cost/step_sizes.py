@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from mimo.data import Dataset, PlacedMicrobatch, SampleLayout, SampleSizes, sizes_of
 from mimo.hooks import DataError
 from mimo.trainer.job.job import Job
+from mimo.trainer.job.taught import is_taught, rows_of
 
 Whole = NDArray[np.int64]
 _TABLE = 4
@@ -46,11 +47,13 @@ class StepSizes:
         lengths: ``[N]`` rows of each, those of items included.
         labels: ``[N]`` rows of each that are learned from.
         items: by the modality of an encoder.
+        taught: ``[M]`` places in the step of the samples that teachers read.
     """
 
     lengths: Whole
     labels: Whole
     items: Mapping[str, ItemSizes]
+    taught: Whole
 
     @classmethod
     def of(cls, job: Job, dataset: Dataset, samples: Sequence[int]) -> StepSizes:
@@ -75,6 +78,7 @@ class StepSizes:
             lengths=np.array([len(layout.tokens) for layout in layouts], dtype=np.int64),
             labels=np.array([np.count_nonzero(layout.targets) for layout in layouts], dtype=np.int64),
             items={modality: own.sizes() for modality, own in found.items()},
+            taught=np.flatnonzero([is_taught(job, layout) for layout in layouts if job.teachers]),
         )
 
     @classmethod
@@ -82,12 +86,15 @@ class StepSizes:
         """Return the same of samples of which an index knows the sizes."""
         samples = np.repeat(np.arange(len(known.tokens)), np.diff(known.first_item))
         numbers = {name: number for number, name in enumerate(known.modalities)}
+        unread = ~np.isin(known.modality, [numbers.get(one, -1) for one in job.taught_modalities])
+        items = np.bincount(samples[(known.kept != 0) & unread], minlength=len(known.tokens))
         return cls(
             lengths=known.tokens.astype(np.int64),
             labels=known.targets.astype(np.int64),
             items={
                 module.modality: _of_index(known, samples, numbers.get(module.modality, -1)) for module in job.encoders
             },
+            taught=np.flatnonzero(items == 0),
         )
 
 
@@ -166,12 +173,13 @@ def check_placed(job: Job, placed: PlacedMicrobatch, layouts: Sequence[SampleLay
     Raises:
         DataError: the index says something else of them than they are.
     """
-    for module, owners in zip(job.encoders, placed.items, strict=True):
-        found = sum(item.info.modality == module.modality for layout in layouts for item in layout.items)
+    for module, owners in zip(job.feeding, placed.items, strict=True):
+        found = sum(len(rows_of(job, module, layout)) for layout in layouts)
         if found != owners.bounds[-1]:
+            what = "samples for teachers" if module.distil is not None else f"items of modality {module.modality!r}"
             raise DataError(
                 f"{len(layouts)} samples from {where}",
-                expected=f"{owners.bounds[-1]} items of modality {module.modality!r}, as the index says",
+                expected=f"{owners.bounds[-1]} {what}, as the index says",
                 got=f"{found}",
                 fix="Run `mimo data index FILE` again.",
             )

@@ -32,13 +32,13 @@ def saved_module(checkpoint: Path, manifest: Manifest, name: str, find: Find) ->
         )
     where, table = f"modules.{name}", tables[name]
     spec: Spec
-    if name == LANGUAGE:
+    if name == LANGUAGE or table.get("distil"):
         spec = find(LANGUAGE_MODELS, table["plugin"], f"{where}.plugin")
     else:
         spec = find(ENCODERS, table["plugin"], f"{where}.plugin")
     config: Any = structure(table["config"], spec.config, f"{where}.config")
     if isinstance(spec, LanguageModelSpec) and not spec.vocabulary(config):  # it is the tokenizer's
-        config = resolve(settings_of(checkpoint, (), "generate"), purpose="generate", find=find).language.config
+        config = resolve(settings_of(checkpoint, (), "generate"), purpose="import", find=find).module(name).config
     return spec, config
 
 

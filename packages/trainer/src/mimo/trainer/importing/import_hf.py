@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from mimo.checkpoint import PublishedFolder, Stream, write_checkpoint
 from mimo.hooks import CheckpointError, PluginError
-from mimo.model import EncoderSpec, HfFamily, HfTensor
+from mimo.model import HfFamily, HfTensor, LanguageModelSpec
 from mimo.model.runtime import left_over
 from mimo.trainer.config.names import IMPORTED
+from mimo.trainer.config.settings import LANGUAGE
 from mimo.trainer.importing.compare import Compared, compare, misfits, settings_refusal, shorten
 from mimo.trainer.importing.config_lines import line_of
 from mimo.trainer.published.covered import left_whole
@@ -60,7 +61,7 @@ def prepare(parts: Iterable[HfPart], asked: Mapping[str, Any]) -> tuple[FolderRe
     configs = {part.name: asked.get(part.name, part.config) for part in parts}
     hidden = _ANY_WIDTH  # of an encoder alone, what a folder holds doesn't depend on it
     for part in parts:
-        if not isinstance(part.reader.spec, EncoderSpec):
+        if part.name == LANGUAGE and isinstance(part.reader.spec, LanguageModelSpec):
             hidden = part.reader.spec.row_width(configs[part.name])
     compared = [compare(part, configs[part.name], hidden) for part in parts]
     return tuple(_prepare(one, [other for other in compared if other is not one]) for one in compared)

@@ -27,7 +27,7 @@ def compilations(job: Job) -> Mapping[str, Compilation]:
     found = {
         module.name: compilation_of(
             module.spec,
-            stage_without_storage(module.spec, module.config, Stage(), job.hidden, module.lora),
+            stage_without_storage(module.spec, module.config, Stage(), job.row_width(module), module.lora),
             name=module.name,
         )
         for module in job.modules

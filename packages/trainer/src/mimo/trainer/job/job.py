@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -12,11 +13,16 @@ import attrs
 from mimo.data import NEWEST_ORDER, Dataset, SampleLayout, SampleOrder, Tokenizer, WeightChange, lay_out
 from mimo.hooks import DataError
 from mimo.model import EncoderSpec, Frozen, LanguageModelSpec, Lora, Stage
-from mimo.optimizer import LearningRate, OptimizerSpec, Pattern, Rule, Rules
+from mimo.optimizer import LearningRate, OptimizerSpec, Pattern, Precision, Rule, Rules
 from mimo.schedule import Plan
 from mimo.topology import Edge, Grid, ModuleGraph, Recompute, StageId
-from mimo.trainer.config.settings import LANGUAGE, Balance, OptimizerSettings, Settings
+from mimo.trainer.config.settings import LANGUAGE, Balance, Distil, OptimizerSettings, Settings
 from mimo.trainer.config.structure import unstructure
+
+NUMBER_BYTES: Mapping[Precision, int] = MappingProxyType({"fp32": 4, "bf16": 2, "fp16": 2})
+"""Of one element that layers compute with, and that travels between stages."""
+ID_BYTES = 4
+"""Of the id of a token that a teacher sends."""
 
 
 @attrs.frozen(kw_only=True)
@@ -79,7 +85,10 @@ class JobModule:
         round_rows: of how many rows the language model's tensors have a multiple, padded at the end.
         frozen: what is not trained, True for the whole module.
         lora: which of its linears are adapted, by parameters of their own that are trained whatever is frozen.
-        modality: what it reads; empty for the language model.
+        modality: what an encoder reads; empty for language models.
+        feeds: the module that takes its rows; of the language model itself nothing.
+        distil: how it teaches, if it is a teacher.
+        loss_weight: of what the language model, or a teacher of it, adds to the loss.
         optimizer: how it is stepped.
         divided: whether it is divided at its seam: the tower works ahead, the projector, its last stage, does not.
         trains: for each stage whether it holds anything that is trained; `mimo.trainer.resolving.resolve` finds out.
@@ -101,9 +110,17 @@ class JobModule:
     lora: Lora | None
     modality: str
     optimizer: OptimizerChoice
+    feeds: str = LANGUAGE
+    distil: Distil | None = None
+    loss_weight: float = 1.0
     divided: bool = False
     trains: tuple[bool, ...] = ()
     shares: tuple[Mapping[str, PartShare], ...] = ()
+
+    @property
+    def is_of_teacher(self) -> bool:
+        """Whether it is a teacher, or feeds one: nothing of it is trained, nor drawn at random."""
+        return self.distil is not None or self.feeds != LANGUAGE
 
     @property
     def slices(self) -> int:
@@ -203,16 +220,35 @@ class Job:
         return self.module(LANGUAGE)
 
     @property
-    def encoders(self) -> tuple[JobModule, ...]:
-        """Everything but the language model."""
+    def feeding(self) -> tuple[JobModule, ...]:
+        """The modules that feed another one: encoders and teachers."""
         return tuple(module for module in self.modules if module.name != LANGUAGE)
 
     @property
-    def hidden(self) -> int:
-        """Width of the rows that encoders deliver to the language model."""
-        spec = self.language.spec
-        assert isinstance(spec, LanguageModelSpec), spec
-        return spec.row_width(self.language.config)
+    def encoders(self) -> tuple[JobModule, ...]:
+        """The modules that read items."""
+        return tuple(module for module in self.modules if isinstance(module.spec, EncoderSpec))
+
+    def encoders_of(self, language: JobModule) -> tuple[JobModule, ...]:
+        """Return the encoders that feed a language model."""
+        return tuple(module for module in self.encoders if module.feeds == language.name)
+
+    @property
+    def taught_modalities(self) -> frozenset[str]:
+        """What teachers read beside text, each of them all of it."""
+        found = [module.modality for teacher in self.teachers for module in self.encoders_of(teacher)]
+        return frozenset(found)
+
+    @property
+    def teachers(self) -> tuple[JobModule, ...]:
+        """The frozen language models that the language model learns from."""
+        return tuple(module for module in self.modules if module.distil is not None)
+
+    def row_width(self, module: JobModule) -> int:
+        """Return the width of the rows that a language model takes, or that an encoder delivers to its own."""
+        taker = self.module(module.feeds) if isinstance(module.spec, EncoderSpec) else module
+        assert isinstance(taker.spec, LanguageModelSpec), taker.name
+        return taker.spec.row_width(taker.config)
 
     @property
     def next_tokens(self) -> int:
@@ -228,11 +264,25 @@ class Job:
         assert isinstance(spec, LanguageModelSpec), spec
         return spec.reads_items(self.language.config)
 
+    def teaches(self, edge: Edge) -> bool:
+        """Tell whether the rows of an edge are what a teacher says: bytes, and not numbers to compute with."""
+        return not self.is_inside(edge) and self.module(edge.source.module).distil is not None
+
+    def row_bytes(self, edge: Edge) -> int:
+        """Return the bytes of a row that travels on an edge."""
+        number = NUMBER_BYTES[self.settings.run.precision]
+        distil = self.module(edge.source.module).distil
+        if distil is not None and self.teaches(edge):
+            return distil.top_k * (ID_BYTES + number)
+        return self.width(edge) * number
+
     def width(self, edge: Edge) -> int:
-        """Return the columns of the rows that travel on an edge."""
+        """Return the columns of the rows that travel on an edge: numbers, or a teacher's bytes."""
         source = self.module(edge.source.module)
+        if self.teaches(edge):
+            return self.row_bytes(edge)
         if not self.is_inside(edge):
-            return self.hidden
+            return self.row_width(source)
         if isinstance(source.spec, LanguageModelSpec):
             return source.spec.message_width(source.config, self.stage(self.built(edge.source)))
         across = source.spec.seam if edge.is_boundary else source.spec.stages
@@ -273,7 +323,9 @@ class Job:
             DataError: it can't be laid out, or is longer than settings allow.
         """
         specs = [
-            (each.modality, each.spec, each.config) for each in self.encoders if isinstance(each.spec, EncoderSpec)
+            (each.modality, each.spec, each.config)
+            for each in self.encoders_of(self.language)
+            if isinstance(each.spec, EncoderSpec)
         ]
         found = lay_out(
             dataset,
@@ -293,7 +345,29 @@ class Job:
                 got="more",
                 fix='Shorten it, or set data.max_tokens higher, or data.longer = "cut".',
             )
+        for encoder in self.encoders if self.teachers else ():
+            if encoder.feeds != LANGUAGE:
+                self._check_rows(encoder, found, dataset.where(sample))
         return found
+
+    def _check_rows(self, encoder: JobModule, layout: SampleLayout, where: str) -> None:
+        """Refuse an encoder of a teacher that makes other rows of an item than the one whose places these take.
+
+        Raises:
+            DataError: naming the item.
+        """
+        assert isinstance(encoder.spec, EncoderSpec), encoder.name
+        for item in layout.items_of(encoder.modality):
+            rows = encoder.spec.rows(encoder.config, item.info.size)
+            grid = None if encoder.spec.grid is None else encoder.spec.grid(encoder.config, item.info.size)
+            if rows != item.rows or grid != item.grid:
+                raise DataError(
+                    f"{where}: {encoder.modality} {item.info.index}",
+                    expected=f"the {item.rows} rows of the student's encoder from modules.{encoder.name} too, which "
+                    "feeds a teacher, in the same grid: both models read them at the same placeholders",
+                    got=f"{rows}",
+                    fix="Give both the same sizes of patches and images.",
+                )
 
     def edge_ranks(self, edge: Edge) -> tuple[int, ...]:
         """Return the ranks at either end of an edge, ascending."""

@@ -5,22 +5,18 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
-from types import MappingProxyType
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from mimo.hooks import ConfigError, RunError, discover
 from mimo.optimizer import LOSS_SCALES, OPTIMIZERS, Precision
 from mimo.trainer.config.settings import RunSettings, Settings
-from mimo.trainer.job.job import JobModule
+from mimo.trainer.job.job import NUMBER_BYTES, JobModule
 
 if TYPE_CHECKING:
     import torch
 
     from mimo.optimizer.runtime import LossScale
-
-NUMBER_BYTES: Mapping[Precision, int] = MappingProxyType({"fp32": 4, "bf16": 2, "fp16": 2})
-"""Of one element that layers compute with, and that travels between stages."""
 
 _UNREPEATABLE = "does not have a deterministic implementation"
 """What torch says of an operation that it has no repeatable form of."""

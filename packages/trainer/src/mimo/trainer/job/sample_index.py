@@ -31,6 +31,7 @@ from mimo.data import (
 )
 from mimo.hooks import DataError
 from mimo.model import EncoderSpec
+from mimo.trainer.config.settings import LANGUAGE
 from mimo.trainer.config.structure import unstructure
 from mimo.trainer.job.job import JobModule
 
@@ -77,7 +78,9 @@ class IndexRules:
     @classmethod
     def of(cls, modules: Sequence[JobModule], *, tokenizer: Mapping[str, Any], max_tokens: int, end: int) -> IndexRules:
         """Return the rules of settings; ``tokenizer`` is all of its table, as plain data."""
-        encoders = {each.modality: each for each in modules if isinstance(each.spec, EncoderSpec)}
+        encoders = {
+            each.modality: each for each in modules if isinstance(each.spec, EncoderSpec) and each.feeds == LANGUAGE
+        }
         return cls(
             tokenizer=digest_of_text(_with_files(tokenizer)),
             encoders={modality: encoder.spec.name for modality, encoder in encoders.items()},

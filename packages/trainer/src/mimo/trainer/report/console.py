@@ -133,9 +133,10 @@ def show_seconds(seconds: float) -> str:
 
 def show_evaluation(info: EvaluationInfo) -> str:
     """Return the result of an evaluation as one line."""
+    losses = "".join(f", {name} {loss:.4f}" for name, loss in info.losses.items())
     answers = ", ".join(f"{name} {score:.4f}" for name, score in info.answers.items())
     return (
-        f"evaluation at step {info.step}: loss {info.loss:.4f}, "
+        f"evaluation at step {info.step}: loss {info.loss:.4f}{losses}, "
         f"{info.exact_match:.1%} of {info.samples} samples exactly right" + (f", answers {answers}" if answers else "")
     )
 

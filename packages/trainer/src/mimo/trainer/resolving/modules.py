@@ -25,7 +25,7 @@ from mimo.topology import Grid
 from mimo.trainer.config.names import BASE, IMPORTED, OPTIMIZER, PROGRESS, RERUN, SETTINGS
 from mimo.trainer.config.plugin_kinds import Find
 from mimo.trainer.config.settings import LANGUAGE, ModuleSettings, Settings
-from mimo.trainer.config.structure import structure
+from mimo.trainer.config.structure import structure, unstructure
 from mimo.trainer.job.job import JobModule
 from mimo.trainer.resolving.optimizer import refuse_keys_of_frozen, resolve_module_optimizer
 
@@ -46,7 +46,14 @@ def resolve_module(name: str, settings: Settings, find: Find) -> JobModule:
     where, table = f"modules.{name}", settings.modules[name]
     _check_name(name)
     spec: EncoderSpec | LanguageModelSpec
-    if name == LANGUAGE:
+    if name == LANGUAGE and table.distil is not None:
+        raise ConfigError(
+            f"{where}.distil",
+            expected="nothing, as this module is the one that learns",
+            got=repr(unstructure(table.distil)),
+            fix="Put it into the table of another language model, which is its teacher.",
+        )
+    if name == LANGUAGE or table.distil is not None:
         spec = find(LANGUAGE_MODELS, table.plugin, f"{where}.plugin")
         if table.modality:
             raise ConfigError(
@@ -59,15 +66,22 @@ def resolve_module(name: str, settings: Settings, find: Find) -> JobModule:
                 got=repr(table.batch_factor),
                 fix="Set run.micro_batch to change what the language model takes at once.",
             )
-        if table.prefetch:
+        if table.prefetch and table.distil is None:
             raise ConfigError(
                 f"{where}.prefetch",
-                expected="false, as only an encoder's next step can be encoded during this one",
+                expected="false, as only what feeds the language model can be made during the step before",
                 got="true",
                 fix="Leave it out.",
             )
     else:
         spec = find(ENCODERS, table.plugin, f"{where}.plugin")
+        if table.loss_weight != 1:
+            raise ConfigError(
+                f"{where}.loss_weight",
+                expected="1, as an encoder has no targets of its own",
+                got=repr(table.loss_weight),
+                fix="Leave it out.",
+            )
         if table.round_rows != 1:
             raise ConfigError(
                 f"{where}.round_rows",
@@ -87,10 +101,13 @@ def resolve_module(name: str, settings: Settings, find: Find) -> JobModule:
         recompute=table.recompute,
         loss_rows=table.loss_rows,
         round_rows=table.round_rows,
-        frozen=_frozen(table),
+        frozen=True if _is_of_teacher(name, settings) else _frozen(table),
         lora=table.lora,
         modality="" if isinstance(spec, LanguageModelSpec) else table.modality or spec.modality,
         optimizer=resolve_module_optimizer(name, settings, find),
+        feeds=table.feeds,
+        distil=table.distil,
+        loss_weight=table.loss_weight,
     )
     check_module(
         spec,
@@ -102,8 +119,74 @@ def resolve_module(name: str, settings: Settings, find: Find) -> JobModule:
         loss_rows=module.loss_rows,
     )
     _check_encoder(module)
+    _check_feeds(name, settings)
+    if _is_of_teacher(name, settings):
+        _refuse_training(where, table)
+    if isinstance(spec, LanguageModelSpec) and name != LANGUAGE:
+        check_distils(where, spec)
     _check_ignored(where, spec, module.config, table)
     return module
+
+
+def _check_feeds(name: str, settings: Settings) -> None:
+    """Refuse encoders that feed what is no language model, and language models that are to feed another one."""
+    table, where = settings.modules[name], f"modules.{name}.feeds"
+    if table.feeds == LANGUAGE:
+        return
+    if name == LANGUAGE or table.distil is not None:
+        raise ConfigError(
+            where,
+            expected=f"{LANGUAGE!r}, as only encoders may feed another language model",
+            got=repr(table.feeds),
+            fix="Leave it out.",
+        )
+    teachers = [other for other, own in settings.modules.items() if own.distil is not None]
+    if table.feeds not in teachers:
+        raise ConfigError(
+            where,
+            expected=f"{LANGUAGE!r}, or a module with a table distil: {', '.join(teachers) or 'there is none'}",
+            got=repr(table.feeds),
+        )
+
+
+def _is_of_teacher(name: str, settings: Settings) -> bool:
+    """Tell whether a module is a teacher, or feeds one."""
+    table = settings.modules[name]
+    return name != LANGUAGE and (table.distil is not None or table.feeds != LANGUAGE)
+
+
+def _refuse_training(where: str, table: ModuleSettings) -> None:
+    """Refuse to train a teacher, or what feeds it."""
+    which = "a teacher" if table.distil is not None else "what feeds a teacher"
+    if table.frozen not in {(), True}:
+        raise ConfigError(
+            f"{where}.frozen",
+            expected=f"true, or nothing, as {which} isn't trained",
+            got=repr(unstructure(table.frozen)),
+            fix="Leave it out.",
+        )
+    if table.lora is not None:
+        raise ConfigError(
+            f"{where}.lora",
+            expected=f"nothing, as {which} isn't trained",
+            got=repr(unstructure(table.lora)),
+            fix="Merge the adapter into its weights.",
+        )
+
+
+def check_distils(where: str, spec: LanguageModelSpec) -> None:
+    """Refuse a language model that can neither teach nor be taught.
+
+    Raises:
+        ConfigError: naming its plugin.
+    """
+    if not spec.distils:
+        raise ConfigError(
+            f"{where}.plugin",
+            expected="a language model whose plugin says `distils`",
+            got=repr(spec.name),
+            fix="Give its last stage what mimo.model.runtime.SupportsDistillation says.",
+        )
 
 
 def _check_ignored(where: str, spec: EncoderSpec | LanguageModelSpec, config: Any, table: ModuleSettings) -> None:
@@ -236,7 +319,7 @@ def _grid(name: str, table: ModuleSettings) -> Grid:
 
 def _check_encoder(module: JobModule) -> None:
     where = f"modules.{module.name}"
-    if module.name == LANGUAGE:
+    if isinstance(module.spec, LanguageModelSpec):
         return
     if not re.fullmatch(r"[A-Za-z]\w*", module.modality, re.ASCII):
         raise ConfigError(

@@ -6,7 +6,7 @@ Torch stays out, so that `mimo check` and refusals are quick.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal
 
@@ -32,9 +32,9 @@ from mimo.trainer.config.settings import (
 )
 from mimo.trainer.config.structure import structure, unstructure
 from mimo.trainer.cost.step_cost import job_costs
-from mimo.trainer.job.job import Job, JobModule, plain_settings
+from mimo.trainer.job.job import NUMBER_BYTES, Job, JobModule, plain_settings
 from mimo.trainer.job.measured_dataset import MeasuredDataset, knows_all_sizes, measured
-from mimo.trainer.job.precision import NUMBER_BYTES, check_precision
+from mimo.trainer.job.precision import check_precision
 from mimo.trainer.job.sample_index import IndexRules, open_index
 from mimo.trainer.resolving.dataset import DatasetChoice
 from mimo.trainer.resolving.job_size import check_microbatches, check_tokenizer_size
@@ -43,8 +43,10 @@ from mimo.trainer.resolving.microbatches import plans_of_steps, step_microbatche
 from mimo.trainer.resolving.modules import resolve_module, with_training
 from mimo.trainer.resolving.optimizer import check_clip_groups, follows_one_plugin, resolve_optimizer
 from mimo.trainer.resolving.rerun import check_rerun
+from mimo.trainer.resolving.teachers import check_teachers
 
-Purpose = Literal["train", "evaluate", "generate"]
+Purpose = Literal["train", "evaluate", "generate", "import"]
+"""To train; to evaluate held-out samples; to write from prompts, without teachers; to know the modules alone."""
 
 
 def resolve(
@@ -59,7 +61,7 @@ def resolve(
 
     Args:
         settings: the whole file.
-        purpose: what for; only training opens the training data, generation opens none.
+        purpose: what for; only training opens the training data, only training and evaluation open any.
         find: where plugins come from.
         needs_data: whether data that can't be opened are refused; otherwise the job has none.
         writes_index: whether what plugins keep of data, to open them sooner, is written anew; no sizes are then taken
@@ -73,11 +75,12 @@ def resolve(
     _check_language(settings)
     check_load(settings)
     optimizer = resolve_optimizer(settings, find)
-    written = tuple(resolve_module(name, settings, find) for name in settings.modules)
+    written = tuple(resolve_module(name, settings, find) for name in _used(settings, purpose))
     check_precision(settings, written)
     tokenizer, tokenizer_config = _tokenizer(settings, written, find)
     read = (_with_loss_rows(_with_vocabulary(module, tokenizer)) for module in written)
     modules = _with_training(tuple(read), settings, purpose)
+    check_teachers(modules)
     check_clip_groups(settings, [module for module in modules if any(module.trains)])
     schedule = find(SCHEDULES, settings.schedule.plugin, "schedule.plugin")
     schedule_config: Any = structure(
@@ -133,7 +136,7 @@ def resolve(
     ).balanced(_balance(settings, None if writes_index else train))
     if train is not None:
         job.sample_order()  # refuses weights of a mixture
-    uses_costs = settings.schedule.profile or (schedule.uses_costs and purpose != "generate")
+    uses_costs = settings.schedule.profile or (schedule.uses_costs and purpose in {"train", "evaluate"})
     costs = job_costs(job) if uses_costs else Costs.even(graph)
     evaluation_costs = costs.trained(job.evaluation_graph)
     return attrs.evolve(
@@ -183,18 +186,26 @@ def _check_language(settings: Settings) -> None:
         )
 
 
+def _used(settings: Settings, purpose: Purpose) -> list[str]:
+    """Return the names of the modules that are needed: nobody is taught while the language model writes."""
+    teachers = {name for name, table in settings.modules.items() if table.distil is not None}
+    left = teachers if purpose == "generate" else set()
+    return [name for name, table in settings.modules.items() if not left & {name, table.feeds}]
+
+
 def _tokenizer(settings: Settings, modules: tuple[JobModule, ...], find: Find) -> tuple[Tokenizer, Any]:
-    readers: dict[str, str] = {}
+    readers: dict[tuple[str, str], str] = {}
     for module in modules:
-        if module.modality in readers:
+        key = (module.feeds, module.modality)
+        if isinstance(module.spec, EncoderSpec) and key in readers:
             raise ConfigError(
                 f"modules.{module.name}.modality",
                 expected="a modality that no other module reads",
-                got=f"{module.modality!r}, which {readers[module.modality]} reads",
+                got=f"{module.modality!r}, which {readers[key]} reads",
                 fix="Give one of them another name; the data's placeholders tell them apart.",
             )
-        readers[module.modality] = module.name
-    modalities = [module.modality for module in modules if module.name != LANGUAGE]
+        readers[key] = module.name
+    modalities = [module.modality for module in _encoders(modules)]
     spec = find(TOKENIZERS, settings.tokenizer.plugin, "tokenizer.plugin")
     config: Any = structure(settings.tokenizer.config, spec.config, "tokenizer", siblings=own_keys(TokenizerSettings))
     tokenizer = spec.build(config, modalities)
@@ -202,6 +213,11 @@ def _tokenizer(settings: Settings, modules: tuple[JobModule, ...], find: Find) -
     for modality in modalities:
         tokenizer.placeholder(modality)  # refused here rather than by the first sample
     return tokenizer, config
+
+
+def _encoders(modules: Iterable[JobModule]) -> list[JobModule]:
+    """Return the encoders that feed the language model, each of a modality of its own."""
+    return [module for module in modules if isinstance(module.spec, EncoderSpec) and module.feeds == LANGUAGE]
 
 
 def _with_vocabulary(module: JobModule, tokenizer: Tokenizer) -> JobModule:
@@ -230,11 +246,13 @@ def _with_loss_rows(module: JobModule) -> JobModule:
 
 
 def _with_training(modules: tuple[JobModule, ...], settings: Settings, purpose: Purpose) -> tuple[JobModule, ...]:
-    language = next(module for module in modules if module.name == LANGUAGE)
-    assert isinstance(language.spec, LanguageModelSpec)
-    hidden = language.spec.row_width(language.config)
+    widths = {
+        module.name: module.spec.row_width(module.config)
+        for module in modules
+        if isinstance(module.spec, LanguageModelSpec)
+    }
     return tuple(
-        with_training(module, settings, hidden=hidden, ahead=module.prefetch and purpose == "train")
+        with_training(module, settings, hidden=widths[module.feeds], ahead=module.prefetch and purpose == "train")
         for module in modules
     )
 
@@ -258,10 +276,11 @@ def _graph(modules: tuple[JobModule, ...], purpose: Purpose, placement: Placemen
                 gathers=module.optimizer.spec.rendezvous(module.optimizer.config),
                 shard_lanes=_shard_lanes(module, purpose),
                 overlaps=module.optimizer.spec.overlaps(module.optimizer.config),
+                feeds="first" if module.distil is None else "last",
             )
             for module in modules
         ),
-        arrows=tuple((module.name, LANGUAGE) for module in modules if module.name != LANGUAGE),
+        arrows=tuple((module.name, module.feeds) for module in modules if module.name != LANGUAGE),
     )
     if purpose == "train" and not any(trains for module in graph.modules for trains in module.trains):
         raise ConfigError(
@@ -328,10 +347,10 @@ def _data(
     limited = LimitedTokenizer(
         inner=tokenizer,
         max_tokens=settings.data.max_tokens,
-        modalities=tuple(module.modality for module in modules if module.name != LANGUAGE),
+        modalities=tuple(module.modality for module in _encoders(modules)),
     )
     choice = DatasetChoice.of(spec, config, "data", find)
-    encoders = {module.modality: module.spec for module in modules if isinstance(module.spec, EncoderSpec)}
+    encoders = {module.modality: module.spec for module in _encoders(modules) if isinstance(module.spec, EncoderSpec)}
     for spec_of in encoders.values() if settings.data.max_broken else ():
         if spec_of.blank is None:
             raise ConfigError(
@@ -352,7 +371,7 @@ def _data(
 
     try:
         train = opened("train") if purpose == "train" else None
-        evaluation = opened("evaluation") if purpose != "generate" else None
+        evaluation = opened("evaluation") if purpose in {"train", "evaluate"} else None
     except (UserError, OSError):
         if needs_data:
             raise

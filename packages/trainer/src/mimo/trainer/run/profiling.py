@@ -37,7 +37,6 @@ from mimo.trainer.cost.profile import (
 )
 from mimo.trainer.cost.sample_stats import lane_samples
 from mimo.trainer.job.job import Job
-from mimo.trainer.job.precision import NUMBER_BYTES
 from mimo.trainer.run.saved_bytes import SavedBytes, SavedBytesMode
 from mimo.trainer.step.trainer import Trainer
 
@@ -243,7 +242,7 @@ def _sent_bytes(job: Job, edge: Edge) -> float:
         )
         for batch in data.microbatches
     ]
-    row_bytes = job.width(edge) * NUMBER_BYTES[job.settings.run.precision]
+    row_bytes = job.row_bytes(edge)
     return statistics.mean(most) * row_bytes / micro
 
 

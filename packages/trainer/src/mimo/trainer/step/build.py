@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mimo.hooks import StateTree
 from mimo.launch import group_timeout
-from mimo.model import EncoderSpec
+from mimo.model import LanguageModelSpec
 from mimo.model.runtime import ContextAxis, ExpertAxis, MimoModel, Part, TensorAxis, build_part
 from mimo.optimizer import ModuleParameters
 from mimo.optimizer.runtime import LaidOut, MimoOptimizer, build_together
@@ -25,7 +25,7 @@ from mimo.trainer.job.compilation import compilations, compile_backend
 from mimo.trainer.job.job import Job
 from mimo.trainer.job.precision import compute_dtype, make_scaling
 from mimo.trainer.step.encoder_program import EncoderProgram
-from mimo.trainer.step.language_program import LanguageProgram
+from mimo.trainer.step.language_program import LanguageProgram, TeacherProgram
 from mimo.trainer.step.probe import StepProbe
 from mimo.trainer.step.program import COUNTS, Program
 
@@ -102,7 +102,7 @@ class RankParts:
             axis=axis,
             mesh=self._meshes.tensor_mesh(module.grid),
             device=self._device,
-            hidden=self.job.hidden,
+            hidden=self.job.row_width(module),
             frozen=module.frozen,
             lora=module.lora,
             context=ContextAxis.of(self._meshes.axes_group(module.grid, ("cp",))),
@@ -173,7 +173,9 @@ class RankParts:
     def program(self, stage: StageId) -> Program:
         """Return what one of this rank's stages does; the model and the optimizer stand by then."""
         module = self.job.module(stage.module)
-        kind = EncoderProgram if isinstance(module.spec, EncoderSpec) else LanguageProgram
+        kind: type[Program] = EncoderProgram
+        if isinstance(module.spec, LanguageModelSpec):
+            kind = LanguageProgram if module.distil is None else TeacherProgram
         return kind(
             self.job,
             module,
@@ -192,7 +194,7 @@ class RankParts:
         return Boundary(
             rank=self.rank,
             width=self.job.width(edge),
-            dtype=compute_dtype(self.job.settings.run.precision),
+            dtype=torch.uint8 if self.job.teaches(edge) else compute_dtype(self.job.settings.run.precision),
             device=self._device,
             channels=channels,
             source_group=self._tensor_group(edge.source),

@@ -118,14 +118,15 @@ def take_rows(
     """
     total = sum(item.rows for item in items)
     held, padded = (range(total), total) if place is None else held_rows(module, place, total)
-    if tuple(rows.shape) != (padded, job.hidden):
+    width = job.row_width(module)
+    if tuple(rows.shape) != (padded, width):
         counts = ", ".join(
             f"{item.rows} for item {item.info.index} of sample {item.info.sample} of size {item.info.size}"
             for item in items[:_ITEMS_SHOWN]
         ) + (", ..." if len(items) > _ITEMS_SHOWN else "")
         raise RunError(
             f"modules.{module.name}",
-            expected=f"{padded} rows of width {job.hidden} for {len(items)} items of modality {module.modality!r}, "
+            expected=f"{padded} rows of width {width} for {len(items)} items of modality {module.modality!r}, "
             f"one for each of their placeholders, as rows() of encoder {module.spec.name!r} said ({counts})",
             got=f"a tensor of shape {tuple(rows.shape)} from its forward()",
             fix="Make them agree.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import attrs
 import numpy as np
 import torch
 from torch import Tensor
@@ -11,12 +12,37 @@ from torch import Tensor
 from mimo.data import NO_LABEL, Packed
 from mimo.hooks import PluginError
 from mimo.model import LanguageModelSpec
-from mimo.model.runtime import AuxLosses, LanguageBatch, MtpLabels, TensorAxis, sample_rows
+from mimo.model.runtime import AuxLosses, LanguageBatch, MtpLabels, TensorAxis, TopIds, sample_rows
 from mimo.schedule.runtime import LOSS
+from mimo.topology.device_copies import all_to_device
 from mimo.trainer.batch.microbatch import Microbatch
-from mimo.trainer.job.job import Job
+from mimo.trainer.config.settings import Distil
+from mimo.trainer.job.job import Job, JobModule
 from mimo.trainer.step.predictions import gather_ids, predictions_of
-from mimo.trainer.step.program import Program
+from mimo.trainer.step.program import NumberedData, Program
+
+
+@attrs.frozen(kw_only=True)
+class _Pass:
+    """What a stage is given in a forward.
+
+    Args:
+        microbatch: which.
+        step: where it comes from.
+        packed: samples of this lane.
+        batch: these as tensors.
+        hidden: rows of the stage before.
+        rows: of encoders, by module.
+        said: what teachers send, by module.
+    """
+
+    microbatch: int
+    step: Microbatch
+    packed: Packed
+    batch: LanguageBatch
+    hidden: Tensor | None
+    rows: Mapping[str, Tensor]
+    said: Mapping[str, Tensor]
 
 
 class LanguageProgram(Program):
@@ -25,43 +51,51 @@ class LanguageProgram(Program):
     def forward(self, microbatches: tuple[int, ...], inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Read the packed samples of this lane."""
         (microbatch,) = microbatches
-        step = self.data.microbatches[microbatch]
-        packed = step.packed(self.place.dp, self.place.cp)
-        samples = [layout.sample for layout in step.lane_layouts(self.place.dp)]
-        keys = draw_keys_of(packed, samples, self._step_keys[microbatch])
-        batch = language_batch(packed, self.job, self.device, trains=not self._scores, draw_keys=keys)
-        with self.part.drawing(rows=batch.draw_keys):
-            return self._pass(microbatches, inputs, packed, batch)
+        given = self._given(microbatch, inputs)
+        with self.part.drawing(rows=given.batch.draw_keys):
+            hidden = self.part.language(given.batch, given.rows, given.hidden)
+            return self._finish(given, self._recorded(microbatches, inputs, hidden))
 
-    def _pass(
-        self,
-        microbatches: tuple[int, ...],
-        inputs: Mapping[str, Tensor],
-        packed: Packed,
-        batch: LanguageBatch,
-    ) -> Mapping[str, Tensor]:
-        step = self.data.microbatches[microbatches[0]]
-        if self.part.stage.is_first:
-            sources = {edge.name: self.job.built(edge.source).module for edge in self.job.graph.inputs(self.stage)}
-            rows = {sources[edge]: value for edge, value in inputs.items()}
-            hidden = self.part.language(batch, rows, None)
-            if self._counts:
-                self._rows += int(np.count_nonzero(packed.samples < len(packed.lengths)))
-            if self._counts and self.place.cp == 0:
-                self._truncated += sum(layout.truncated for layout in step.lane_layouts(self.place.dp))
-        else:
-            (received,) = inputs.values()
-            hidden = self.part.language(batch, {}, received)
-        hidden = self._recorded(microbatches, inputs, hidden)
+    def _given(self, microbatch: int, inputs: Mapping[str, Tensor]) -> _Pass:
+        step = self._microbatches[microbatch]
+        packed = step.packed(self.module, self.place.dp, self.place.cp)
+        samples = [layout.sample for layout in step.lane_layouts(self.module, self.place.dp)]
+        keys = draw_keys_of(packed, samples, self._step_keys[microbatch])
+        hidden, rows, said = None, dict[str, Tensor](), dict[str, Tensor]()
+        for edge in self.job.graph.inputs(self.stage):
+            if self.job.is_inside(edge):
+                hidden = inputs[edge.name]
+            else:
+                (said if self.job.teaches(edge) else rows)[self.job.built(edge.source).module] = inputs[edge.name]
+        return _Pass(
+            microbatch=microbatch,
+            step=step,
+            packed=packed,
+            batch=language_batch(
+                packed, self.job, self.device, module=self.module, trains=not self._scores, draw_keys=keys
+            ),
+            hidden=hidden,
+            rows=rows,
+            said=said,
+        )
+
+    def _finish(self, given: _Pass, hidden: Tensor) -> Mapping[str, Tensor]:
+        """Return what goes out of the stage, which has made these rows, and count what it has done."""
+        packed, aux_losses = given.packed, given.batch.aux_losses
+        if self.part.stage.is_first and self._counts:
+            self._rows += int(np.count_nonzero(packed.samples < len(packed.lengths)))
+            if self.place.cp == 0:
+                layouts = given.step.lane_layouts(self.module, self.place.dp)
+                self._truncated += sum(layout.truncated for layout in layouts)
         outputs = {} if self.part.stage.is_last else self._outputs(hidden)
-        losses = list(batch.aux_losses.losses.values())
+        losses = list(aux_losses.losses.values())
         if self.part.stage.is_last:
-            losses.append(self._read(step, packed, hidden, batch))
+            losses += self._read(given, hidden)
         if losses:
             outputs[LOSS] = self._scaled(torch.stack(losses).sum() if len(losses) > 1 else losses[0])
             if self._probe is not None and not self._scores:
-                self._probe.record_loss(self.part.id, microbatches, outputs[LOSS])
-        self._enter(batch.aux_losses)
+                self._probe.record_loss(self.part.id, (given.microbatch,), outputs[LOSS])
+        self._enter(aux_losses)
         return outputs
 
     def _scaled(self, loss: Tensor) -> Tensor:
@@ -87,8 +121,7 @@ class LanguageProgram(Program):
                     got=f"{name!r} of {value.numel()} values",
                     fix="Announce its name and the number of its values.",
                 )
-            own = value.detach().double().reshape(-1)
-            self._extra_sums[name] = self._extra_sums[name] + own if name in self._extra_sums else own
+            _add(self._extra_sums, name, value)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [T, V] of all ids in fp32, on each tensor rank, of what the last stage returned."""
@@ -102,26 +135,83 @@ class LanguageProgram(Program):
         """Whether this rank, and none of its tensor ranks that hold the same rows, counts them."""
         return self.place.tp == 0
 
-    def _read(self, step: Microbatch, packed: Packed, hidden: Tensor, batch: LanguageBatch) -> Tensor:
-        """Return the weighted sum of the token losses of this rank's rows, and count and judge them."""
-        losses = self.part.language.losses(hidden, batch.labels, batch.labelled)
-        loss = (losses if batch.weights is None else losses * batch.weights).sum()
-        if self._counts:
-            self._losses.append(loss.detach().double())
-            self._label_weight += packed.label_weight
+    def _read(self, given: _Pass, hidden: Tensor) -> list[Tensor]:
+        """Return what this rank's rows are trained by, each a weighted sum over them, and count and judge them."""
+        losses, divergences = self._row_losses(given, hidden)
+        found, weights = [], given.batch.weights
+        for name, each in ((self.module.name, losses), *divergences.items()):
+            module, total = self.job.module(name), (each if weights is None else each * weights).sum()
+            if self._counts and module is self.module:
+                self._losses.append(total.detach().double())
+                self._label_weight += given.packed.label_weight
+            elif self._counts:
+                _add(self._extra_sums, divergence_name(module), total)
+            if module.loss_weight:
+                found.append(total if module.loss_weight == 1 else module.loss_weight * total)
         if self._scores:
             greedy = self.part.language.greedy(hidden)
             if self._counts:
-                self._predict(step, greedy)
-        return loss
+                self._predict(given.step, greedy)
+        return found
+
+    def _row_losses(self, given: _Pass, hidden: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the loss of each row [T] by its label, and its divergence from each teacher."""
+        labels = given.batch.labels
+        if not given.said:
+            return self.part.language.losses(hidden, labels, given.batch.labelled), {}
+        taught = given.step.taught(self.place.dp, self.place.cp)
+        untaught = np.setdiff1d(np.flatnonzero(given.packed.targets), taught, assume_unique=True)
+        with_teachers, alone = all_to_device([torch.from_numpy(rows) for rows in (taught, untaught)], self.device)
+        teachers = [
+            TopIds.from_bytes(said, self._dtype, temperature=self._distil(name).temperature)
+            for name, said in given.said.items()
+        ]
+        found, *divergences = self.part.distillation.distilled_losses(hidden, labels, with_teachers, alone, teachers)
+        return found, dict(zip(given.said, divergences, strict=True))
+
+    def _distil(self, teacher: str) -> Distil:
+        found = self.job.module(teacher).distil
+        assert found is not None
+        return found
 
     def _predict(self, step: Microbatch, greedy: Tensor) -> None:
         """Put together what the context ranks would write, [T] of each; the first of them judges the samples."""
-        shares = [step.packed(self.place.dp, rank) for rank in range(self.module.grid.cp)]
+        shares = [step.packed(self.module, self.place.dp, rank) for rank in range(self.module.grid.cp)]
         ids = gather_ids(greedy, [len(share.tokens) for share in shares], self._context)
         if self.place.cp == 0:
-            samples = [layout.sample for layout in step.lane_layouts(self.place.dp)]
+            samples = [layout.sample for layout in step.lane_layouts(self.module, self.place.dp)]
             self.predictions += predictions_of(samples, shares, ids)
+
+
+class TeacherProgram(LanguageProgram):
+    """A stage of a teacher: tokens in, and out of the last what it finds likeliest."""
+
+    def begin(self, data: NumberedData, *, scores: bool, following: NumberedData | None = None) -> None:
+        """Take the samples of the step to come, as `Program.begin` says."""
+        super().begin(data, scores=scores, following=following)
+        if self.part.stage.is_first and self._counts and self.place.cp == 0:  # those made ahead count in their own step
+            layouts = (step.lane_layouts(self.module, self.place.dp) for step in self.data.microbatches)
+            self._rows = sum(len(layout.tokens) for own in layouts for layout in own)
+
+    def _finish(self, given: _Pass, hidden: Tensor) -> Mapping[str, Tensor]:
+        """Return what goes out of the stage: rows, or of those that are learned from the likeliest ids."""
+        if not self.part.stage.is_last:
+            return self._outputs(hidden)
+        rows, distil = given.batch.labelled, self._distil(self.module.name)
+        assert rows is not None
+        found = self.part.distillation.top_ids(hidden, rows, distil.top_k, temperature=distil.temperature)
+        return {edge.name: found.to_bytes(self._dtype) for edge in self._edges}
+
+
+def divergence_name(teacher: JobModule) -> str:
+    """Return by what name the sum of the divergences from a teacher is known."""
+    return f"{teacher.name}.divergence"
+
+
+def _add(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
+    """Add values to one of the sums that ranks agree on beside losses and counts."""
+    own = value.detach().double().reshape(-1)
+    sums[name] = sums[name] + own if name in sums else own
 
 
 def draw_keys_of(packed: Packed, samples: Sequence[int], step: Tensor | None) -> Tensor | None:
@@ -139,14 +229,21 @@ def draw_keys_of(packed: Packed, samples: Sequence[int], step: Tensor | None) ->
 
 
 def language_batch(
-    packed: Packed, job: Job, device: torch.device, *, trains: bool = True, draw_keys: Tensor | None = None
+    packed: Packed,
+    job: Job,
+    device: torch.device,
+    *,
+    module: JobModule | None = None,
+    trains: bool = True,
+    draw_keys: Tensor | None = None,
 ) -> LanguageBatch:
-    """Return packed samples as the language model takes them: tensors, with placeholders by encoder.
+    """Return packed samples as a language model takes them: tensors, with placeholders by encoder.
 
     Args:
         packed: the samples.
         job: the whole.
         device: where the tensors go.
+        module: the language model; None: the one that is not a teacher.
         trains: whether what it is to predict further on is asked too.
         draw_keys: of `draw_keys_of`.
     """
@@ -158,7 +255,7 @@ def language_batch(
         lengths=packed.lengths,
         placeholders={
             module.name: torch.from_numpy(packed.placeholders[module.modality])
-            for module in job.encoders
+            for module in job.encoders_of(module or job.language)
             if module.modality in packed.placeholders
         },
         samples=torch.from_numpy(packed.samples),

@@ -112,7 +112,7 @@ class Program(abc.ABC):
 
     def _keys_of(self, step: NumberedData) -> list[Tensor | None]:
         """Return for each microbatch of a step the key of what is drawn in it; None for nothing."""
-        draws = step.number is not None and self.part.draw_keys.is_read
+        draws = step.number is not None and self.part.draw_keys.is_read and not self.module.is_of_teacher
         key = step_key(self.job.settings.run.seed, step.number) if draws and step.number is not None else None
         return [key] * len(step.data.microbatches)
 

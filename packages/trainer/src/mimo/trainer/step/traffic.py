@@ -15,7 +15,7 @@ from mimo.trainer.batch.step_data import StepData
 from mimo.trainer.batch.step_samples import StepSamples
 from mimo.trainer.cost.sample_costs import sample_costs
 from mimo.trainer.job.job import Job
-from mimo.trainer.job.precision import NUMBER_BYTES
+from mimo.trainer.job.taught import rows_of
 
 _KEYS = tuple(field.name for field in attrs.fields(Traffic))
 
@@ -41,20 +41,18 @@ def expect_traffic(job: Job, step: int) -> Iterator[ExpectedTraffic]:
         DataError: a sample of the step cannot be laid out.
     """
     assert job.train is not None, "this job was resolved without training data"
-    run = job.settings.run
     samples = StepSamples(job, job.sample_order())
     data = StepData.of_step(job, job.train, lambda: samples.numbers(step), costs=sample_costs(job))
     for edge in job.graph.edges:
         routes = [(rank, batch.route(edge, rank)) for rank in job.edge_ranks(edge) for batch in data.microbatches]
         by_rank = [Traffic() for _ in range(job.world)]
         for rank, route in routes:
-            row_bytes = job.width(edge) * NUMBER_BYTES[run.precision]
+            row_bytes = job.row_bytes(edge)
             by_rank[rank] += Traffic.of(route, rank=rank, row_bytes=row_bytes, gradient=edge.gradient)
         least = None
         if not job.is_inside(edge):
-            modality = job.module(edge.source.module).modality
-            items = (item for batch in data.microbatches for layout in batch.layouts for item in layout.items)
-            least = sum(item.rows for item in items if item.info.modality == modality)
+            source = job.module(edge.source.module)
+            least = sum(sum(rows_of(job, source, layout)) for batch in data.microbatches for layout in batch.layouts)
             least -= sum(_staying(job, edge, rank, route) for rank, route in routes)
         yield ExpectedTraffic(edge=edge, traffic=_by_key([attrs.astuple(one) for one in by_rank]), least=least)
 

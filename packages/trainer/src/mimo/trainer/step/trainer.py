@@ -37,6 +37,7 @@ from mimo.trainer.memory.report import MemoryReport
 from mimo.trainer.step.build import RankParts
 from mimo.trainer.step.encoder_program import places_of
 from mimo.trainer.step.evaluator import Evaluation, Evaluator
+from mimo.trainer.step.language_program import divergence_name
 from mimo.trainer.step.plan_runner import PlanProgress, PlanRunner, check_plans
 from mimo.trainer.step.probe import PASSES, StepProbe, computations
 from mimo.trainer.step.program import COUNTS
@@ -341,7 +342,8 @@ class Trainer:
 
     def _reduce(self, share: LocalStats) -> ReducedStats:
         names = [module.name for module in self.job.modules]
-        return agree(share, squares={}, modules=names, counts=COUNTS, extra_sums=FAULT_SUMS, device=self.device)
+        sums = {**FAULT_SUMS, **dict.fromkeys(map(divergence_name, self.job.teachers), 1)}
+        return agree(share, squares={}, modules=names, counts=COUNTS, extra_sums=sums, device=self.device)
 
 
 def _own_rank(job: Job, device: torch.device | str) -> int:

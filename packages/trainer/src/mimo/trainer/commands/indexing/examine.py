@@ -93,7 +93,7 @@ def examine(
 def _undecodable(job: Job, dataset: Dataset, infos: tuple[ItemInfo, ...]) -> Iterator[Broken]:
     from mimo.trainer.items.prepared import prepare_item  # loads torch, which nothing else here needs
 
-    encoders = {module.modality: module for module in job.encoders}
+    encoders = {module.modality: module for module in job.encoders_of(job.language)}
     for info in infos:
         try:
             prepare_item(dataset, encoders[info.modality], info)

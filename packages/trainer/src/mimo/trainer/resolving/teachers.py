@@ -1,0 +1,78 @@
+"""What teachers and the language model that learns from them must agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mimo.hooks import ConfigError
+from mimo.model import LanguageModelSpec
+from mimo.trainer.config.settings import LANGUAGE
+from mimo.trainer.job.job import JobModule
+from mimo.trainer.resolving.modules import check_distils
+
+
+def check_teachers(modules: Sequence[JobModule]) -> None:
+    """Refuse teachers of another vocabulary, and losses that all weigh nothing.
+
+    Args:
+        modules: of the job, each with its vocabulary.
+
+    Raises:
+        ConfigError: by the path of the setting.
+    """
+    language = next(module for module in modules if module.name == LANGUAGE)
+    teachers = [module for module in modules if module.distil is not None]
+    if not any(module.loss_weight for module in (language, *teachers)):
+        raise ConfigError(
+            f"modules.{LANGUAGE}.loss_weight",
+            expected="a number above 0, unless a teacher's loss_weight is one",
+            got="0, so that nothing would be learned",
+            fix="Leave it out, or add a teacher: a module with a table distil.",
+        )
+    if teachers:
+        assert isinstance(language.spec, LanguageModelSpec)
+        check_distils(f"modules.{LANGUAGE}", language.spec)
+    for teacher in teachers:
+        _check(teacher, language)
+    _check_modalities(modules, teachers)
+
+
+def _check(teacher: JobModule, language: JobModule) -> None:
+    own, wanted = (_vocabulary(module) for module in (teacher, language))
+    if own != wanted:
+        raise ConfigError(
+            f"modules.{teacher.name}.config.vocabulary",
+            expected=f"the {wanted} ids of modules.{LANGUAGE}, as both read and write by one tokenizer",
+            got=repr(own),
+            fix="Take a teacher with the same tokenizer.",
+        )
+    assert teacher.distil is not None
+    if teacher.distil.top_k > own:
+        raise ConfigError(
+            f"modules.{teacher.name}.distil.top_k",
+            expected=f"at most the {own} ids that there are",
+            got=repr(teacher.distil.top_k),
+        )
+
+
+def _check_modalities(modules: Sequence[JobModule], teachers: Sequence[JobModule]) -> None:
+    """Refuse an encoder that feeds a teacher if the language model, or another teacher, doesn't read its modality."""
+    read = {
+        module.name: {other.modality for other in modules if other.modality and other.feeds == module.name}
+        for module in modules
+    }
+    for module in modules:
+        if module.modality and module.feeds != LANGUAGE:
+            for other in (LANGUAGE, *(teacher.name for teacher in teachers)):
+                if module.modality not in read[other]:
+                    raise ConfigError(
+                        f"modules.{module.name}.modality",
+                        expected=f"one that modules.{other} reads too, as all are shown the same samples",
+                        got=repr(module.modality),
+                        fix=f'Add an encoder of it with feeds = "{other}".',
+                    )
+
+
+def _vocabulary(module: JobModule) -> int:
+    assert isinstance(module.spec, LanguageModelSpec), module.name
+    return module.spec.vocabulary(module.config)

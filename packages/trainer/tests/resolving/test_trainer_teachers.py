@@ -1,0 +1,194 @@
+"""Teachers in settings: what follows from them, and every refusal before launch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from mimo.hooks import ConfigError
+from mimo.model import DECODER, LANGUAGE_MODELS
+from mimo.topology import StageId
+from mimo.trainer.config.plugin_kinds import find_installed
+from mimo.trainer.config.toml import make_settings
+from mimo.trainer.job.job import Job
+from mimo.trainer.resolving.resolve import Purpose, resolve
+
+SIZES: Mapping[str, Any] = {"layers": 2, "heads": 2, "intermediate": 16}
+VIT: Mapping[str, Any] = {"patch": 4, "channels": 1, "width": 8, "layers": 1, "heads": 2, "intermediate": 8}
+EYE: Mapping[str, Any] = {"plugin": "vit", "ranks": "1", "config": VIT, "feeds": "teacher"}
+VISION: Mapping[str, Any] = {"plugin": "vit", "ranks": "2", "config": VIT}
+
+
+def table(*changes: tuple[str, Any], **modules: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of a teacher and its student, with keys by path that differ, and more modules."""
+    found: dict[str, Any] = {
+        "run": {"name": "taught", "steps": 1, "global_batch": 4},
+        "data": {"plugin": "mock"},
+        "modules": {
+            "teacher": {
+                "plugin": "decoder",
+                "ranks": "0-1",
+                "pp": 2,
+                "config": {"hidden": 16, **SIZES},
+                "distil": {"top_k": 5},
+            },
+            "language": {"plugin": "decoder", "ranks": "2-3", "pp": 2, "config": {"hidden": 8, **SIZES}},
+            **modules,
+        },
+    }
+    for path, value in changes:
+        *above, key = path.split(".")
+        inner = found["modules"]
+        for name in above:
+            inner = inner.setdefault(name, {})
+        inner[key] = value
+    return found
+
+
+def job_of(settings: Mapping[str, Any], purpose: Purpose = "generate") -> Job:
+    """Return the job of settings."""
+
+    def find(kind: Any, name: str, where: str) -> Any:
+        if kind is LANGUAGE_MODELS and name == "alone":
+            import attrs
+
+            return attrs.evolve(DECODER, name="alone", distils=False)
+        return find_installed(kind, name, where)
+
+    return resolve(make_settings(settings), purpose=purpose, find=find, needs_data=False)
+
+
+def test_what_follows_from_a_teacher() -> None:
+    """It is frozen, feeds the last stage with as few bytes as can be, and is of the tokenizer's vocabulary."""
+    job = job_of(table(), "import")
+    (teacher,), (edge,) = job.teachers, [edge for edge in job.graph.edges if edge.is_boundary]
+    assert teacher.frozen is True
+    assert (edge.source, edge.target, edge.gradient) == (StageId("teacher", 1), StageId("language", 1), False)
+    assert job.row_bytes(edge) == job.width(edge) == 5 * (4 + 4)
+    assert teacher.config.vocabulary == job.language.config.vocabulary == job.tokenizer.vocabulary
+    assert job.graph.by_name["teacher"].trains == (False, False)
+
+
+def test_ids_take_four_bytes_and_numbers_those_of_the_precision() -> None:
+    """In bf16 six bytes for each of five ids."""
+    settings = table()
+    settings["run"]["precision"] = "bf16"
+    settings["optimizer"] = {"plugin": "distributed"}
+    job = job_of(settings, "import")
+    assert [job.row_bytes(edge) for edge in job.graph.edges if edge.is_boundary] == [5 * (4 + 2)]
+
+
+def test_nobody_is_taught_while_the_language_model_writes() -> None:
+    """Neither the teacher nor what feeds it is built."""
+    job = job_of(table(eye=EYE, vision=VISION))
+    assert [module.name for module in job.modules] == ["language", "vision"]
+
+
+def test_an_encoder_of_a_teacher_has_its_width() -> None:
+    """And is frozen; it reads the same items as the student's."""
+    job = job_of(table(eye=EYE, vision=VISION), "import")
+    assert [job.row_width(job.module(name)) for name in ("eye", "vision")] == [16, 8]
+    assert job.module("eye").frozen is True
+    assert job.graph.arrows == (("teacher", "language"), ("eye", "teacher"), ("vision", "language"))
+    assert job.taught_modalities == {"image"}
+
+
+LORA = {"rank": 2, "targets": ["*"]}
+REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
+    "trained": (
+        table(("teacher.frozen", ["head"])),
+        "modules.teacher.frozen: expected true, or nothing, as a teacher isn't trained, got ['head']. Leave it out.",
+    ),
+    "adapted": (
+        table(("teacher.lora", LORA)),
+        "modules.teacher.lora: expected nothing, as a teacher isn't trained, got ",
+    ),
+    "student with a teacher's table": (
+        table(("language.distil", {"top_k": 3})),
+        "modules.language.distil: expected nothing, as this module is the one that learns, got ",
+    ),
+    "another vocabulary": (
+        table(("teacher.config.vocabulary", 300)),
+        (
+            "modules.teacher.config.vocabulary: expected the 257 ids of modules.language, as both read and write by "
+            "one tokenizer, got 300. Take a teacher with the same tokenizer."
+        ),
+    ),
+    "more ids than there are": (
+        table(("teacher.distil.top_k", 4000)),
+        "modules.teacher.distil.top_k: expected at most the 257 ids that there are, got 4000",
+    ),
+    "no id": (table(("teacher.distil.top_k", 0)), "modules.teacher.distil.top_k: expected 1 or more, got 0"),
+    "cold": (
+        table(("teacher.distil.temperature", 0.0)),
+        "modules.teacher.distil.temperature: expected a finite number above 0, got 0.0",
+    ),
+    "nothing to learn": (
+        table(("teacher.loss_weight", 0.0), ("language.loss_weight", 0.0)),
+        (
+            "modules.language.loss_weight: expected a number above 0, unless a teacher's loss_weight is one, got 0, "
+            "so that nothing would be learned. Leave it out, or add a teacher: a module with a table distil."
+        ),
+    ),
+    "negative": (
+        table(("language.loss_weight", -1.0)),
+        "modules.language.loss_weight: expected a finite number of 0 or more, got -1.0",
+    ),
+    "a loss weight without targets": (
+        table(vision={**VISION, "loss_weight": 0.5}),
+        "modules.vision.loss_weight: expected 1, as an encoder has no targets of its own, got 0.5. Leave it out.",
+    ),
+    "a plugin that can't teach": (
+        table(("teacher.plugin", "alone")),
+        "modules.teacher.plugin: expected a language model whose plugin says `distils`, got 'alone'.",
+    ),
+    "a plugin that can't be taught": (
+        table(("language.plugin", "alone")),
+        "modules.language.plugin: expected a language model whose plugin says `distils`, got 'alone'.",
+    ),
+    "a modality of a teacher": (
+        table(("teacher.modality", "image")),
+        "modules.teacher.modality: expected nothing, as only encoders read one, got 'image'",
+    ),
+    "passes for several": (
+        table(("teacher.batch_factor", 2)),
+        "modules.teacher.batch_factor: expected 1, as only passes of encoders serve several microbatches, got 2.",
+    ),
+    "feeding an encoder": (
+        table(vision=VISION, eye={**EYE, "feeds": "vision"}),
+        "modules.eye.feeds: expected 'language', or a module with a table distil: teacher, got 'vision'",
+    ),
+    "teaching a teacher": (
+        table(("teacher.feeds", "teacher")),
+        "modules.teacher.feeds: expected 'language', as only encoders may feed another language model, got 'teacher'.",
+    ),
+    "an encoder of a teacher that trains": (
+        table(vision=VISION, eye={**EYE, "frozen": ["projector"]}),
+        "modules.eye.frozen: expected true, or nothing, as what feeds a teacher isn't trained, got ['projector'].",
+    ),
+    "seeing more than the student": (
+        table(eye=EYE),
+        (
+            "modules.eye.modality: expected one that modules.language reads too, as all are shown the same samples, "
+            "got 'image'. Add an encoder of it with feeds = \"language\"."
+        ),
+    ),
+    "ahead of what feeds it": (
+        table(("teacher.prefetch", True), vision=VISION, eye=EYE),
+        (
+            "modules.teacher.prefetch: expected that what feeds it is made ahead too, got eye, whose rows are made in "
+            "their own step. Set modules.eye.prefetch = true too, or leave this one out."
+        ),
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_cannot_teach_is_refused(case: str) -> None:
+    """By the path of the setting, before anything is launched."""
+    settings, text = REFUSED[case]
+    with pytest.raises(ConfigError) as error:
+        job_of(settings, "train")
+    assert str(error.value).startswith(text)
