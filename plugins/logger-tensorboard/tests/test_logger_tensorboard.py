@@ -26,7 +26,7 @@ def write(directory: Path, *, first_step: int = 1, rank: int = 0, wanted: bool =
     about["flops"] = {"vision": attrs.evolve(work, mfu=0.25, hfu=0.5), "language": work}
     for step in range(first_step, 4):
         caller.step_end(run, StepInfo(step=step, loss=10.0 * step, rows={"vision": 16}, **about))
-    caller.evaluated(run, EvaluationInfo(step=3, loss=0.25, exact_match=0.75, samples=40))
+    caller.evaluated(run, EvaluationInfo(step=3, loss=0.25, exact_match=0.75, samples=40, losses={"tutor": 0.5}))
     caller.run_end(run)
 
 
@@ -46,6 +46,7 @@ def test_tensorboard_reads_back_what_was_written(tmp_path: Path) -> None:
     assert scalars(tmp_path, "model_flops/language") == [(step, 4.0) for step in (1, 2, 3)]
     assert scalars(tmp_path, "hfu/vision") == [(step, 0.5) for step in (1, 2, 3)]
     assert scalars(tmp_path, "evaluation/exact_match") == [(3, 0.75)]
+    assert scalars(tmp_path, "evaluation/tutor") == [(3, 0.5)]
 
 
 def test_a_resumed_run_hides_what_an_earlier_attempt_wrote_of_its_steps(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ STEP = StepInfo(
     skipped=False,
     data_seconds=0.25,
 )
-EVALUATION = EvaluationInfo(step=3, loss=0.25, exact_match=0.975, samples=40)
+EVALUATION = EvaluationInfo(step=3, loss=0.25, exact_match=0.975, samples=40, losses={"tutor": 0.5})
 
 
 def make_run(directory: Path, *, rank: int = 0, first_step: int = 1, **logging: Any) -> RunInfo:
@@ -80,7 +80,8 @@ def test_metrics_are_one_object_a_line(tmp_path: Path) -> None:
     assert [line["step"] for line in lines] == [1, 2, 3, 3]
     assert lines[0]["norms"] == {"vision": 0.6, "language": 0.8}
     assert lines[0]["data_seconds"] == 0.25
-    assert lines[3] == {"step": 3, "evaluation": True, "loss": 0.25, "exact_match": 0.975, "samples": 40}
+    shown = {"step": 3, "evaluation": True, "loss": 0.25, "exact_match": 0.975, "samples": 40}
+    assert lines[3] == {**shown, "losses": {"tutor": 0.5}}
 
 
 def test_metrics_have_edges_experts_and_further_losses_only_where_there_are_any(tmp_path: Path) -> None:
@@ -286,7 +287,7 @@ def test_the_console_prints_plain_lines_where_there_is_no_terminal(tmp_path: Pat
     assert lines[0] == f"r: 3 steps with 2 processes, in {tmp_path}"
     assert [line.partition("  ")[0] for line in lines[1:3]] == ["step 2/3", "step 3/3"]
     assert lines[1] == "step 2/3  loss  1.2500     1,234 tokens/s  0:00 left  data 0.25 s"
-    assert lines[3] == "evaluation at step 3: loss 0.2500, 97.5% of 40 samples exactly right"
+    assert lines[3] == "evaluation at step 3: loss 0.2500, tutor 0.5000, 97.5% of 40 samples exactly right"
     assert lines[4] == "r: done in 0:00"
 
 

@@ -49,7 +49,14 @@ class TensorBoard:
     @hookimpl
     def mimo_evaluated(self, info: EvaluationInfo) -> None:
         """Write an evaluation."""
-        self._write(info.step, {"evaluation/loss": info.loss, "evaluation/exact_match": info.exact_match})
+        self._write(
+            info.step,
+            {
+                "evaluation/loss": info.loss,
+                "evaluation/exact_match": info.exact_match,
+                **{f"evaluation/{name}": loss for name, loss in info.losses.items()},
+            },
+        )
 
     @hookimpl
     def mimo_run_end(self) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+import attrs
+
 from mimo.checkpoint import read_manifest
 from mimo.launch import ProcessInfo, is_joining, with_slurm
 from mimo.trainer.api.outcome import write_value
@@ -26,8 +28,7 @@ def evaluate_for(outcome: Path, checkpoint: Path, answers: AnswerSettings, job: 
     info = evaluate(job, process, checkpoint, read_manifest(checkpoint).step, answers)
     assert info is not None, "resolving refuses settings without held-out samples"
     if _answers(process):
-        fields = ("step", "loss", "exact_match", "samples", "answers")
-        write_value(outcome, {name: getattr(info, name) for name in fields})
+        write_value(outcome, attrs.asdict(info, filter=lambda field, _value: field.name != "predictions"))
 
 
 def _answers(process: ProcessInfo) -> bool:
