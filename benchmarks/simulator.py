@@ -34,7 +34,7 @@ from mimo.schedule import Costs, Seconds, StageCost, simulate
 from mimo.schedule.runtime import LOSS, Record
 from mimo.topology import StageId
 from mimo.trainer import Job, Trainer, read_settings, resolve
-from mimo.trainer.runtime import Program, RankParts, StepData, measure_job, samples
+from mimo.trainer.runtime import NumberedData, Program, RankParts, measure_job, samples
 
 WARM_UP = 3
 PROFILES = {"compute": 3, "sleep": 1}
@@ -211,11 +211,12 @@ class Sleeper(Program):
         self.anchor = torch.zeros(1, 1, requires_grad=job.graph.by_name[stage.module].trains[stage.stage])
         self.width = job.width(self._outputs_of[0]) if self._outputs_of else 1
 
-    def begin(self, data: StepData, *, scores: bool, following: StepData | None = None) -> None:
+    def begin(self, data: NumberedData, *, scores: bool, following: NumberedData | None = None) -> None:
         """Take the samples of the step to come."""
         assert not scores
-        self._data = data
-        self._microbatches = (*data.microbatches, *(() if following is None else following.microbatches))
+        self._data = data.data
+        steps = (data, *(() if following is None else (following,)))
+        self._microbatches = tuple(batch for step in steps for batch in step.data.microbatches)
         self.predictions = []
 
     def share(self) -> LocalStats:

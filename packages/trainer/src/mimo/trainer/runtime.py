@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from mimo.trainer.run.train import train_rank
     from mimo.trainer.step.build import RankParts
     from mimo.trainer.step.language_program import language_batch
-    from mimo.trainer.step.program import Program
+    from mimo.trainer.step.program import NumberedData, Program
     from mimo.trainer.step.traffic import expect_traffic
     from mimo.trainer.step.trainer import Decide, StepOutcome
 else:  # a test compares the two
@@ -77,6 +77,7 @@ else:  # a test compares the two
             "LoadSettings": "config.settings",
             "Microbatch": "batch.microbatch",
             "ModuleSettings": "config.settings",
+            "NumberedData": "step.program",
             "Program": "step.program",
             "RERUN_FILE": "config.names",
             "RankMemory": "cost.memory",
@@ -133,6 +134,7 @@ __all__ = [
     "LoadSettings",
     "Microbatch",
     "ModuleSettings",
+    "NumberedData",
     "Program",
     "RankMemory",
     "RankParts",
