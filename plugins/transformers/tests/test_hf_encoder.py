@@ -124,6 +124,7 @@ def test_the_towers_and_settings_of_the_readme_can_be_trained() -> None:
     HF_ENCODER.build(HfEncoderConfig(**{**shown, "projector": ProjectorConfig(**shown["projector"])}), 8)
     listed = page.partition("gives them:\n\n")[2].partition("\n(5.23)")[0].replace("\n", " ").split(", ")
     assert len(listed) >= 29
-    assert all(map(is_tower, listed)) or is_older("5.23")  # the page is of this one
-    for model_type in listed[3::9]:
-        HF_ENCODER.build(small(model_type), 8)
+    if not is_older("5.23"):  # of which the page is
+        assert all(map(is_tower, listed))
+        for model_type in listed[3::9]:
+            HF_ENCODER.build(small(model_type), 8)

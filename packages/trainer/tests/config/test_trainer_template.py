@@ -16,7 +16,6 @@ from mimo.trainer.config.plugin_kinds import find_installed
 from mimo.trainer.config.settings import Distil, ModuleSettings, Settings
 from mimo.trainer.config.template import example_text, one_line
 from mimo.trainer.config.toml import make_settings
-from mimo.trainer.resolving.resolve import resolve
 
 S = TypeVar("S")
 DISTRIBUTED = util.find_spec("mimo_optimizer_distributed") is not None
@@ -52,14 +51,13 @@ def test_a_table_that_a_module_may_have_is_a_comment() -> None:
 
 
 def test_a_module_that_a_run_may_have_is_a_comment() -> None:
-    """A teacher; without its marks it makes one run with the rest."""
+    """A teacher; without its marks it reads as settings with the rest."""
     text = example_text()
     head, _, after = text.partition("# [modules.teacher]\n")
     lines = [line.removeprefix("# ") for line in after.splitlines()]
     whole = "\n".join([head, "[modules.teacher]", *lines[: lines.index("")], *after.splitlines()[lines.index("") :]])
     settings = make_settings(tomllib.loads(whole))
     assert settings.modules["teacher"].distil == Distil(top_k=8, temperature=1.0)
-    assert resolve(settings, needs_data=False).teachers[0].frozen is True
 
 
 def test_axes_that_are_left_at_one_are_written_too() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
 import pytest
 
 from mimo.hooks import ConfigError
-from mimo.model import DECODER, LANGUAGE_MODELS
+from mimo.model import DECODER, EncoderSpec
+from mimo.optimizer import OPTIMIZERS
 from mimo.topology import StageId
 from mimo.trainer.config.plugin_kinds import find_installed
 from mimo.trainer.config.toml import make_settings
@@ -16,9 +18,32 @@ from mimo.trainer.job.job import Job
 from mimo.trainer.resolving.resolve import Purpose, resolve
 
 SIZES: Mapping[str, Any] = {"layers": 2, "heads": 2, "intermediate": 16}
-VIT: Mapping[str, Any] = {"patch": 4, "channels": 1, "width": 8, "layers": 1, "heads": 2, "intermediate": 8}
-EYE: Mapping[str, Any] = {"plugin": "vit", "ranks": "1", "config": VIT, "feeds": "teacher"}
-VISION: Mapping[str, Any] = {"plugin": "vit", "ranks": "2", "config": VIT}
+EYE: Mapping[str, Any] = {"plugin": "eye", "ranks": "1", "feeds": "teacher"}
+VISION: Mapping[str, Any] = {"plugin": "eye", "ranks": "2"}
+
+
+@attrs.frozen(kw_only=True)
+class NoConfig:
+    pass
+
+
+def _unused(*_arguments: Any) -> Any:
+    raise AssertionError(_arguments)
+
+
+STUBS: Mapping[str, Any] = {
+    "eye": EncoderSpec(
+        name="eye",
+        config=NoConfig,
+        measure=_unused,
+        rows=_unused,
+        prepare=_unused,
+        build=_unused,
+        parts={"trunk": ("trunk",), "projector": ("projector",)},
+    ),
+    "alone": attrs.evolve(DECODER, name="alone", distils=False),
+}
+"""An encoder that nobody can build, and a language model that can't teach."""
 
 
 def table(*changes: tuple[str, Any], **modules: Mapping[str, Any]) -> dict[str, Any]:
@@ -51,11 +76,10 @@ def job_of(settings: Mapping[str, Any], purpose: Purpose = "generate") -> Job:
     """Return the job of settings."""
 
     def find(kind: Any, name: str, where: str) -> Any:
-        if kind is LANGUAGE_MODELS and name == "alone":
-            import attrs
-
-            return attrs.evolve(DECODER, name="alone", distils=False)
-        return find_installed(kind, name, where)
+        found = STUBS.get(name) or find_installed(kind, name, where)
+        if kind is OPTIMIZERS:  # as one that keeps fp32 weights beside
+            return attrs.evolve(found, precisions=frozenset({"fp32", "bf16"}))
+        return found
 
     return resolve(make_settings(settings), purpose=purpose, find=find, needs_data=False)
 
@@ -75,7 +99,6 @@ def test_ids_take_four_bytes_and_numbers_those_of_the_precision() -> None:
     """In bf16 six bytes for each of five ids."""
     settings = table()
     settings["run"]["precision"] = "bf16"
-    settings["optimizer"] = {"plugin": "distributed"}
     job = job_of(settings, "import")
     assert [job.row_bytes(edge) for edge in job.graph.edges if edge.is_boundary] == [5 * (4 + 2)]
 
