@@ -260,7 +260,7 @@ def test_a_checkpoint_is_inspected_and_verified(digits_run: Path) -> None:
     assert succeed("checkpoint", "verify", digits_run).endswith(": as they were written\n")
 
 
-def test_the_written_settings_and_the_example_can_be_run(tmp_path: Path) -> None:
+def test_the_written_settings_and_the_example_can_be_run(digits_run: Path, tmp_path: Path) -> None:
     """What `mimo init` writes, for the plugins that come along, is accepted from anywhere."""
     assert "mimo check FILE" in here("init").printed
     assert here("init", "new.toml", cwd=tmp_path).printed == ""
@@ -278,13 +278,14 @@ def test_the_written_settings_and_the_example_can_be_run(tmp_path: Path) -> None
     write_lines(tmp_path / "lines.jsonl", [{"text": "as if emoji had been drawn"}])
     made = {
         "digits-see-and-hear": (f"data.folder={tmp_path}",),
+        "digits-distil": (f"load.finetune={digits_run}",),
         "emoji": (
             f"tokenizer.path={tmp_path / 'tokenizer.json'}",
             *(f"data.{key}={tmp_path / 'lines.jsonl'}" for key in ("path", "evaluation_path")),
         ),
     }
     for file in (ROOT / "examples").glob("*.toml"):
-        assert ": F0" in here("check", file.relative_to(ROOT), *made.get(file.stem, ())).printed
+        assert "F0 " in here("check", file.relative_to(ROOT), *made.get(file.stem, ())).printed
 
 
 def test_all_plugins_are_listed() -> None:
