@@ -140,5 +140,8 @@ def test_rows_travel_as_bytes(dtype: torch.dtype) -> None:
     found = TopIds.from_bytes(sent, dtype, temperature=2.0)
     assert torch.equal(found.ids, targets.ids)
     assert torch.equal(found.log_probabilities, targets.log_probabilities.to(dtype).float())
+    for rows in (slice(0, 0), slice(1, 2), slice(3, 6)):
+        odd = TopIds.of(torch.randn(ROWS, 9), 3, temperature=2.0, vocabulary=9, axis=SINGLE)
+        assert torch.equal(TopIds.from_bytes(odd.to_bytes(dtype)[rows], dtype, temperature=2.0).ids, odd.ids[rows])
     none = TopIds.from_bytes(sent[:0], dtype, temperature=2.0)
     assert none.ids.shape == none.log_probabilities.shape == (0, 4)

@@ -105,7 +105,7 @@ def test_ids_take_four_bytes_and_numbers_those_of_the_precision() -> None:
 
 def test_nobody_is_taught_while_the_language_model_writes() -> None:
     """Neither the teacher nor what feeds it is built."""
-    job = job_of(table(eye=EYE, vision=VISION))
+    job = job_of(table(("language.loss_weight", 0.0), eye=EYE, vision=VISION))
     assert [module.name for module in job.modules] == ["language", "vision"]
 
 

@@ -110,7 +110,8 @@ def _bytes(x: Tensor) -> Tensor:
 
 
 def _numbers(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return x.contiguous().view(dtype)
+    # Copied in any case: a slice of one row counts as contiguous, and begins where no such number may.
+    return x.clone(memory_format=torch.contiguous_format).view(dtype)
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -80,7 +80,7 @@ def resolve(
     tokenizer, tokenizer_config = _tokenizer(settings, written, find)
     read = (_with_loss_rows(_with_vocabulary(module, tokenizer)) for module in written)
     modules = _with_training(tuple(read), settings, purpose)
-    check_teachers(modules)
+    check_teachers(modules, trains=purpose == "train")
     check_clip_groups(settings, [module for module in modules if any(module.trains)])
     schedule = find(SCHEDULES, settings.schedule.plugin, "schedule.plugin")
     schedule_config: Any = structure(
@@ -351,7 +351,8 @@ def _data(
     )
     choice = DatasetChoice.of(spec, config, "data", find)
     encoders = {module.modality: module.spec for module in _encoders(modules) if isinstance(module.spec, EncoderSpec)}
-    for spec_of in encoders.values() if settings.data.max_broken else ():
+    every = [module.spec for module in modules if isinstance(module.spec, EncoderSpec)]
+    for spec_of in every if settings.data.max_broken else ():
         if spec_of.blank is None:
             raise ConfigError(
                 "data.max_broken",

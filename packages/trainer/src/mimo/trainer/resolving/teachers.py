@@ -11,18 +11,19 @@ from mimo.trainer.job.job import JobModule
 from mimo.trainer.resolving.modules import check_distils
 
 
-def check_teachers(modules: Sequence[JobModule]) -> None:
+def check_teachers(modules: Sequence[JobModule], *, trains: bool) -> None:
     """Refuse teachers of another vocabulary, and losses that all weigh nothing.
 
     Args:
         modules: of the job, each with its vocabulary.
+        trains: whether anything is to be learned.
 
     Raises:
         ConfigError: by the path of the setting.
     """
     language = next(module for module in modules if module.name == LANGUAGE)
     teachers = [module for module in modules if module.distil is not None]
-    if not any(module.loss_weight for module in (language, *teachers)):
+    if trains and not any(module.loss_weight for module in (language, *teachers)):
         raise ConfigError(
             f"modules.{LANGUAGE}.loss_weight",
             expected="a number above 0, unless a teacher's loss_weight is one",
