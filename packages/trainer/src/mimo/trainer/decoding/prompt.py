@@ -159,7 +159,7 @@ def lay_out_prompt(job: Job, prompt: Dataset, sample: int = 0) -> SampleLayout:
 
 def _check_placeholders(job: Job, prompt: Prompt) -> None:
     ids = list(prompt.tokens(0))
-    for module in job.encoders:
+    for module in job.encoders_of(job.language):
         marks = ids.count(job.tokenizer.placeholder(module.modality))
         items = sum(info.modality == module.modality for info in prompt.infos(0))
         if marks != items:
@@ -185,10 +185,10 @@ def prepared_item(module: JobModule, prompt: Dataset, info: ItemInfo) -> Mapping
 
 
 def _encoder(job: Job, modality: str) -> JobModule:
-    for module in job.encoders:
+    for module in job.encoders_of(job.language):
         if module.modality == modality:
             return module
-    known = [flag(module.modality) for module in job.encoders]
+    known = [flag(module.modality) for module in job.encoders_of(job.language)]
     raise ConfigError(
         flag(modality),
         expected="a model that reads it",

@@ -50,7 +50,7 @@ class PromptFile:
         """
         encoders = {
             module.modality: module.spec
-            for module in self.job.encoders
+            for module in self.job.encoders_of(self.job.language)
             if isinstance(module.spec, EncoderSpec) and module.modality is not None
         }
         dataset = MeasuredDataset(self.lines, encoders)

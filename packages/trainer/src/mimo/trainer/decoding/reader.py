@@ -45,7 +45,7 @@ class SequenceReader:
         language = programs[trainer.job.language.name]
         assert isinstance(language, LanguageProgram)
         self._language = language
-        names = [module.name for module in trainer.job.encoders]
+        names = [module.name for module in trainer.job.encoders_of(trainer.job.language)]
         self._encoders = {name: programs[name] for name in names if name in programs}
         module = language.part.module
         self._cache: SequenceCache | None = None
@@ -136,7 +136,7 @@ class SequenceReader:
             rows.update({name: self._encode(name, questions) for name in self._encoders})
             return ()
 
-        if self._job.encoders:
+        if self._job.encoders_of(self._job.language):
             if not self._stages.is_first:
                 encode()  # what is held on later stages too: its lanes may share parameters
             self._stages.agree(0, 0, encode)()
