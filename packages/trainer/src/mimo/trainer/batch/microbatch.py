@@ -61,6 +61,7 @@ class Microbatch:
         self._layouts = layouts
         self._owners: dict[str, Ownership] = {}
         self._items: dict[str, tuple[PlacedItem, ...]] = {}
+        self._rows: dict[str, list[Sequence[int]]] = {}
         self._token_cuts: dict[tuple[str, int, int], TokenCut] = {}
         self._passes: dict[str, tuple[Microbatch, ...]] = {}
         self._known: dict[str, Routes] = {}
@@ -114,7 +115,13 @@ class Microbatch:
 
     def _counts(self, module: JobModule) -> list[int]:
         """Return how much of each sample a module reads for another one."""
-        return [len(rows_of(self._job, module, layout)) for layout in self.layouts]
+        return [len(rows) for rows in self._rows_of(module)]
+
+    def _rows_of(self, module: JobModule) -> list[Sequence[int]]:
+        """Return for each sample the rows of all that a module reads of it for another one."""
+        if module.name not in self._rows:
+            self._rows[module.name] = [rows_of(self._job, module, layout) for layout in self.layouts]
+        return self._rows[module.name]
 
     def items(self, module: JobModule, lane: int) -> tuple[PlacedItem, ...]:
         """Return the items that a lane of an encoder reads, in order."""
@@ -189,6 +196,7 @@ class Microbatch:
             for position, layout in enumerate(self.layouts)
         )
         self._items.clear()  # those of the layouts before
+        self._rows.clear()
         for module in self._job.encoders:
             for lane in range(module.grid.dp):
                 for number, item in enumerate(self.items(module, lane)):
@@ -295,7 +303,7 @@ class Microbatch:
     def _boundary(self, edge: Edge, rank: int) -> Route:
         feeds = self._job.module(edge.source.module)
         source, target = (self._end(end, feeds) for end in (edge.source, edge.target))
-        rows = [own for layout in self.layouts for own in rows_of(self._job, feeds, layout)]
+        rows = [own for each in self._rows_of(feeds) for own in each]
         return boundary_route(rank=rank, source=source, target=target, rows=rows)
 
     def _end(self, stage: StageId, feeds: JobModule) -> End:
@@ -304,7 +312,8 @@ class Microbatch:
         grid = module.grid
         owners = self.item_owners(module)
         if is_target := module.name == feeds.feeds:
-            owners = owners.scaled([len(rows_of(self._job, feeds, layout)) for layout in self.read_by(module)])
+            pairs = zip(self.layouts, self._counts(feeds), strict=True)
+            owners = owners.scaled([count for layout, count in pairs if is_read(self._job, module, layout)])
 
         def cut(lane: int) -> Cut:
             if feeds.distil is not None:

@@ -17,7 +17,7 @@ from mimo.trainer.job.job import Job, JobModule
 
 def is_taught(job: Job, layout: SampleLayout) -> bool:
     """Tell whether teachers read a sample: all of it, or nothing."""
-    return all(item.info.modality in job.taught_modalities for item in layout.items)
+    return not layout.items or {item.info.modality for item in layout.items} <= job.taught_modalities
 
 
 def taught_rows(job: Job, layout: SampleLayout) -> NDArray[np.bool_]:
