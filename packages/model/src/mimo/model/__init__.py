@@ -26,6 +26,7 @@ from mimo.model.spec import (
     EncoderSpec,
     EncoderStages,
     ExpertSupport,
+    GeneratorSpec,
     HfExample,
     HfFamilies,
     HfFamily,
@@ -35,9 +36,11 @@ from mimo.model.spec import (
     LanguageModelSpec,
     Lora,
     MlpConfig,
+    ModuleSpec,
     MoeConfig,
     OpCost,
     ProjectorConfig,
+    Reads,
     RotaryConfig,
     RouterLosses,
     Side,
@@ -64,6 +67,7 @@ from mimo.model.spec import (
     lora_linear,
     lora_names,
     match_names,
+    noun_of,
     projected_grid,
     projected_rows,
     projector_cost,
@@ -84,9 +88,14 @@ LANGUAGE_MODELS = Kind(
     spec=LanguageModelSpec,
 )
 
+GENERATORS = Kind(
+    group="mimo.generators", noun="generator", hook="mimo_register_generators", hookspecs=hookspecs, spec=GeneratorSpec
+)
+
 __all__ = [
     "DECODER",
     "ENCODERS",
+    "GENERATORS",
     "HYBRID",
     "LANGUAGE_MODELS",
     "MAX_HEADS",
@@ -110,6 +119,7 @@ __all__ = [
     "EncoderStages",
     "ExpertSupport",
     "Frozen",
+    "GeneratorSpec",
     "HfExample",
     "HfFamilies",
     "HfFamily",
@@ -120,9 +130,11 @@ __all__ = [
     "LanguageModelSpec",
     "Lora",
     "MlpConfig",
+    "ModuleSpec",
     "MoeConfig",
     "OpCost",
     "ProjectorConfig",
+    "Reads",
     "RotaryConfig",
     "RouterLosses",
     "Side",
@@ -153,6 +165,7 @@ __all__ = [
     "lora_names",
     "match_names",
     "named_by_parts",
+    "noun_of",
     "packed_context",
     "packed_recompute",
     "packed_seam",

@@ -24,7 +24,7 @@ from mimo.model.build.unsupported_layers import check_layers
 from mimo.model.draws import DrawKeys, attach_draws
 from mimo.model.layers import DefersWeightGrads, WeightGradQueue
 from mimo.model.parallel import ContextAxis, ExpertAxis, Split, TensorAxis
-from mimo.model.spec import EncoderSpec, LanguageModelSpec, Lora, Stage
+from mimo.model.spec import EncoderSpec, LanguageModelSpec, Lora, ModuleSpec, Stage
 from mimo.topology import Grid, Recompute
 from mimo.topology.meshes import local
 
@@ -32,7 +32,7 @@ _WHOLE = Stage()
 
 
 def build_part(
-    spec: EncoderSpec | LanguageModelSpec,
+    spec: ModuleSpec,
     config: Any,
     *,
     grid: Grid,
@@ -67,7 +67,7 @@ def build_part(
         mesh: the one-dimensional tensor mesh of the same ranks.
         device: where parameters go.
         dtype: that parameters have and layers compute in.
-        hidden: for an encoder, width of the rows that it must deliver.
+        hidden: for an encoder, width of the rows that it must deliver; for a generator, of those that it reads.
         frozen: what is not trained; patterns that match nothing here may be about other stages. Layers of such paths
             drop nothing at random, unless ``lora`` adapts the module.
         lora: which linears are adapted instead, by parameters beside them that are trained whatever is frozen.
@@ -167,7 +167,7 @@ def build_part(
 
 
 def _make(
-    spec: EncoderSpec | LanguageModelSpec, config: Any, *, stage: Stage, hidden: int | None, seed: int, name: str
+    spec: ModuleSpec, config: Any, *, stage: Stage, hidden: int | None, seed: int, name: str
 ) -> tuple[nn.Module, dict[str, Tensor]]:
     """Return the stage's module, and where layers cannot draw their own initial values, those of the whole module."""
     with seeded(seed, name):  # what is drawn on another device all the same
@@ -183,7 +183,7 @@ def _make(
         return build_stage(spec, config, stage, hidden), given
 
 
-def _on_meta(spec: EncoderSpec | LanguageModelSpec, config: Any, stage: Stage, hidden: int | None) -> nn.Module | None:
+def _on_meta(spec: ModuleSpec, config: Any, stage: Stage, hidden: int | None) -> nn.Module | None:
     """Return the stage's module without storage, None if it cannot be built so."""
     try:
         with create_on("meta"):
@@ -192,9 +192,7 @@ def _on_meta(spec: EncoderSpec | LanguageModelSpec, config: Any, stage: Stage, h
         return None  # Some read numbers back while being built. An error with another cause comes again with storage.
 
 
-def _plan(
-    spec: EncoderSpec | LanguageModelSpec, module: nn.Module, axis: TensorAxis, experts: ExpertAxis, *, name: str
-) -> dict[str, Split]:
+def _plan(spec: ModuleSpec, module: nn.Module, axis: TensorAxis, experts: ExpertAxis, *, name: str) -> dict[str, Split]:
     paths = [path for path, _ in module.named_parameters(remove_duplicate=False)]
     planned = {} if spec.tensor is None else dict(spec.tensor.plan(module, axis))
     if isinstance(spec, LanguageModelSpec) and spec.experts is not None:
@@ -220,7 +218,7 @@ def _plan(
     return {path: planned.get(path, Split()) for path in paths}
 
 
-def _is_changed(spec: EncoderSpec | LanguageModelSpec) -> bool:
+def _is_changed(spec: ModuleSpec) -> bool:
     """Tell whether other code than layers may change parameters: what follows the load of experts."""
     return isinstance(spec, LanguageModelSpec) and spec.experts is not None
 
@@ -249,9 +247,9 @@ def _attach_queue(module: nn.Module) -> WeightGradQueue:
     return queue
 
 
-def _tied(spec: EncoderSpec | LanguageModelSpec, config: Any, module: nn.Module, stage: Stage) -> set[str]:
+def _tied(spec: ModuleSpec, config: Any, module: nn.Module, stage: Stage) -> set[str]:
     if (
-        isinstance(spec, EncoderSpec)
+        not isinstance(spec, LanguageModelSpec)
         or stage.count == 1
         or not (stage.is_first or stage.is_last)
         or not spec.tied(config)

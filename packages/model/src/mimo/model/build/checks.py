@@ -8,12 +8,12 @@ from typing import Any
 
 from mimo.hooks import ConfigError, PluginError
 from mimo.model.build.frozen import Frozen, is_under, named_by_parts, parts_of
-from mimo.model.spec import EncoderSpec, LanguageModelSpec, Lora, Stage
+from mimo.model.spec import LanguageModelSpec, Lora, ModuleSpec, Stage, noun_of
 from mimo.topology import Grid, Recompute
 
 
 def check_module(
-    spec: EncoderSpec | LanguageModelSpec,
+    spec: ModuleSpec,
     config: Any,
     *,
     grid: Grid,
@@ -37,7 +37,7 @@ def check_module(
         ConfigError: with the path of the setting, ``modules.<name>.tp`` and so on.
     """
     where = f"modules.{grid.name}"
-    noun = "encoder" if isinstance(spec, EncoderSpec) else "language model"
+    noun = noun_of(spec)
     if grid.cp > 1 and spec.context is None:
         raise ConfigError(
             f"{where}.cp",
@@ -68,7 +68,7 @@ def check_module(
         )
 
 
-def _check_recompute(spec: EncoderSpec | LanguageModelSpec, recompute: Recompute, *, where: str, noun: str) -> None:
+def _check_recompute(spec: ModuleSpec, recompute: Recompute, *, where: str, noun: str) -> None:
     if recompute == "none" or recompute in spec.recompute:
         return
     known = [repr(name) for name in spec.recompute]
@@ -91,7 +91,7 @@ def _within(where: str, key: str) -> Iterator[None]:
         raise ConfigError(path, expected=error.expected, got=error.got, fix=error.fix) from error
 
 
-def _check_tensor(spec: EncoderSpec | LanguageModelSpec, config: Any, *, grid: Grid, where: str, noun: str) -> None:
+def _check_tensor(spec: ModuleSpec, config: Any, *, grid: Grid, where: str, noun: str) -> None:
     if grid.tp == 1:
         return
     if spec.tensor is None:
@@ -113,8 +113,8 @@ def _check_tensor(spec: EncoderSpec | LanguageModelSpec, config: Any, *, grid: G
             )
 
 
-def _check_experts(spec: EncoderSpec | LanguageModelSpec, config: Any, *, grid: Grid, where: str, noun: str) -> None:
-    support = None if isinstance(spec, EncoderSpec) else spec.experts
+def _check_experts(spec: ModuleSpec, config: Any, *, grid: Grid, where: str, noun: str) -> None:
+    support = spec.experts if isinstance(spec, LanguageModelSpec) else None
     count = 0 if support is None else support.count(config)
     for axis, size in (("ep", grid.ep), ("etp", grid.etp)):
         if size > 1 and not count:
@@ -133,9 +133,7 @@ def _check_experts(spec: EncoderSpec | LanguageModelSpec, config: Any, *, grid: 
         )
 
 
-def _check_stages(
-    spec: EncoderSpec | LanguageModelSpec, config: Any, *, grid: Grid, chunks: int, where: str, noun: str
-) -> None:
+def _check_stages(spec: ModuleSpec, config: Any, *, grid: Grid, chunks: int, where: str, noun: str) -> None:
     if grid.pp == 1:
         if chunks > 1:
             raise ConfigError(
@@ -145,14 +143,15 @@ def _check_stages(
                 fix="Leave chunks out, or set pp to 2 or more.",
             )
         return
-    if isinstance(spec, EncoderSpec) and spec.stages is None:
+    cut = spec if isinstance(spec, LanguageModelSpec) else spec.stages
+    if cut is None:
         raise ConfigError(
             f"{where}.pp",
             expected=f"1, since {noun} {spec.name!r} has no pipeline stages",
             got=repr(grid.pp),
             fix="Leave pp out; any number of lanes (dp) works.",
         )
-    layers = spec.stages.layers(config) if isinstance(spec, EncoderSpec) and spec.stages else _layers(spec, config)
+    layers = cut.layers(config)
     if layers < grid.pp:
         raise ConfigError(
             f"{where}.pp",
@@ -171,17 +170,12 @@ def _check_stages(
         )
 
 
-def _layers(spec: EncoderSpec | LanguageModelSpec, config: Any) -> int:
-    assert isinstance(spec, LanguageModelSpec)
-    return spec.layers(config)
-
-
 def _either(values: Iterable[object]) -> str:
     *most, last = [str(value) for value in values]
     return f"{', '.join(most)} or {last}" if most else last
 
 
-def check_parameters(spec: EncoderSpec | LanguageModelSpec, paths: Iterable[str], *, name: str) -> None:
+def check_parameters(spec: ModuleSpec, paths: Iterable[str], *, name: str) -> None:
     """Refuse a module some of whose parameters lie in none of the parts that its spec names: no setting reaches them.
 
     Raises:
@@ -199,7 +193,7 @@ def check_parameters(spec: EncoderSpec | LanguageModelSpec, paths: Iterable[str]
 
 
 def check_training(
-    spec: EncoderSpec | LanguageModelSpec,
+    spec: ModuleSpec,
     config: Any,
     *,
     name: str,
@@ -215,7 +209,7 @@ def check_training(
         spec: the module's plugin.
         config: an instance of ``spec.config``.
         name: the module's.
-        hidden: width of the rows that an encoder delivers.
+        hidden: width of the rows that an encoder delivers, or a generator reads.
         frozen: what is not trained.
         lora: what is adapted.
 
@@ -230,7 +224,7 @@ def check_training(
         check_names(spec, config, name=name, hidden=hidden, frozen=frozen, lora=lora)
 
 
-def _check_parts(spec: EncoderSpec | LanguageModelSpec, config: Any, *, name: str, frozen: frozenset[str]) -> None:
+def _check_parts(spec: ModuleSpec, config: Any, *, name: str, frozen: frozenset[str]) -> None:
     """Refuse parts that the plugin knows and a module with this config has not."""
     held = parts_of(spec, config, Stage())
     for entry in sorted(frozen & (spec.parts.keys() - held)):
@@ -243,7 +237,7 @@ def _check_parts(spec: EncoderSpec | LanguageModelSpec, config: Any, *, name: st
 
 
 def stage_trains(
-    spec: EncoderSpec | LanguageModelSpec,
+    spec: ModuleSpec,
     config: Any,
     *,
     stage: Stage,

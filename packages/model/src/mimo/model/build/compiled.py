@@ -22,7 +22,7 @@ from mimo.model.build.recompute import check_methods
 from mimo.model.draws import DrawKeys
 from mimo.model.language import LayerCache
 from mimo.model.layers import DefersWeightGrads, WeightGradQueue
-from mimo.model.spec import EncoderSpec, LanguageModelSpec, StaysEager
+from mimo.model.spec import ModuleSpec, StaysEager
 
 _MAX_GRAPHS = 64
 """Of one method, before PyTorch gives up: of stages other parts are trained, and evaluation has graphs of its own."""
@@ -41,7 +41,7 @@ class Compilation:
     eager: Mapping[str, str]
 
 
-def compilation_of(spec: EncoderSpec | LanguageModelSpec, module: nn.Module, *, name: str) -> Compilation:
+def compilation_of(spec: ModuleSpec, module: nn.Module, *, name: str) -> Compilation:
     """Return what of a module would be compiled.
 
     Args:
@@ -72,7 +72,7 @@ def _eager_parts(part: nn.Module) -> Iterator[tuple[nn.Module, str]]:
 
 
 def compile_layers(
-    spec: EncoderSpec | LanguageModelSpec,
+    spec: ModuleSpec,
     module: nn.Module,
     *,
     backend: str,

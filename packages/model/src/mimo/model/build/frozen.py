@@ -6,19 +6,19 @@ from collections.abc import Iterable
 from fnmatch import fnmatchcase
 from typing import Any, TypeAlias
 
-from mimo.model.spec import EncoderSpec, LanguageModelSpec, Lora, Stage
+from mimo.model.spec import LanguageModelSpec, Lora, ModuleSpec, Stage
 
 Frozen: TypeAlias = frozenset[str] | bool
 """What of a module is not trained: names of its spec's parts, and patterns (`fnmatch`) of paths of its parameters; True
 for all of it."""
 
 
-def named_by_parts(spec: EncoderSpec | LanguageModelSpec, *, frozen: Frozen, lora: Lora | None) -> bool:
+def named_by_parts(spec: ModuleSpec, *, frozen: Frozen, lora: Lora | None) -> bool:
     """Tell whether what is trained follows from the spec's parts, so that no parameter need be looked at."""
     return lora is None and (isinstance(frozen, bool) or frozen <= spec.parts.keys())
 
 
-def parts_of(spec: EncoderSpec | LanguageModelSpec, config: Any, stage: Stage) -> frozenset[str]:
+def parts_of(spec: ModuleSpec, config: Any, stage: Stage) -> frozenset[str]:
     """Return the names of the parts that a stage holds."""
     if isinstance(spec, LanguageModelSpec):
         return spec.stage_parts(config, stage)
@@ -29,7 +29,7 @@ def parts_of(spec: EncoderSpec | LanguageModelSpec, config: Any, stage: Stage) -
     return found & spec.seam.parts if stage.is_projector else found - spec.seam.parts
 
 
-def is_frozen(spec: EncoderSpec | LanguageModelSpec, path: str, frozen: Frozen) -> bool:
+def is_frozen(spec: ModuleSpec, path: str, frozen: Frozen) -> bool:
     """Tell whether the parameter at ``path`` (without the module's name) lies in a frozen part or matches a pattern."""
     if isinstance(frozen, bool):
         return frozen

@@ -124,6 +124,12 @@ class Part:
         rows = self.module(items, sizes, hidden) if self.staged else self.module(items)
         return cast("Tensor", rows)
 
+    def target_losses(
+        self, items: Sequence[Mapping[str, Tensor]], rows: Tensor, spans: Sequence[tuple[int, int]], keys: Tensor
+    ) -> Tensor:
+        """Run a generator in training; for the arguments and what it returns see `mimo.model.GeneratorSpec.build`."""
+        return cast("Tensor", self.module(items, rows, spans, keys))
+
 
 class MimoModel(nn.Module):
     """The stages of one model's modules that this rank holds, and no others.

@@ -14,14 +14,12 @@ from mimo.hooks import ConfigError
 from mimo.model.build.create_on import create_on
 from mimo.model.build.frozen import Frozen, is_frozen
 from mimo.model.build.lora import attach_lora, check_targets, low_ranks
-from mimo.model.spec import EncoderSpec, LanguageModelSpec, Lora, Stage, lora_names
+from mimo.model.spec import LanguageModelSpec, Lora, ModuleSpec, Stage, lora_names, noun_of
 
 _CLOSEST = 3
 
 
-def trainable_paths(
-    spec: EncoderSpec | LanguageModelSpec, module: nn.Module, *, frozen: Frozen, lora: Lora | None
-) -> frozenset[str]:
+def trainable_paths(spec: ModuleSpec, module: nn.Module, *, frozen: Frozen, lora: Lora | None) -> frozenset[str]:
     """Return the paths of the parameters of a stage that are trained.
 
     Args:
@@ -43,7 +41,7 @@ def trainable_paths(
 
 
 def check_names(
-    spec: EncoderSpec | LanguageModelSpec,
+    spec: ModuleSpec,
     config: Any,
     *,
     name: str,
@@ -58,7 +56,7 @@ def check_names(
     if isinstance(frozen, bool):
         return
     paths = [path for path, _ in module.named_parameters()]
-    noun = "encoder" if isinstance(spec, EncoderSpec) else "language model"
+    noun = noun_of(spec)
     parts = f"parts of {noun} {spec.name!r} ({', '.join(map(repr, spec.parts))}), or " if spec.parts else ""
     for entry in sorted(frozen - set(spec.parts)):
         if not any(is_frozen(spec, path, frozenset({entry})) for path in paths):
@@ -73,7 +71,7 @@ def check_names(
 
 
 def stage_without_storage(
-    spec: EncoderSpec | LanguageModelSpec, config: Any, stage: Stage, hidden: int, lora: Lora | None = None
+    spec: ModuleSpec, config: Any, stage: Stage, hidden: int, lora: Lora | None = None
 ) -> nn.Module:
     """Return a stage at full shapes with what LoRA adds, on the meta device; one that can't be built so, on the CPU."""
     try:
@@ -86,11 +84,11 @@ def stage_without_storage(
     return module
 
 
-def build_stage(spec: EncoderSpec | LanguageModelSpec, config: Any, stage: Stage, hidden: int | None) -> nn.Module:
+def build_stage(spec: ModuleSpec, config: Any, stage: Stage, hidden: int | None) -> nn.Module:
     """Return a stage as its plugin makes it, on the device of the caller's context."""
     if isinstance(spec, LanguageModelSpec):
         return spec.build(config, stage)
-    assert hidden is not None, "an encoder is built for the width of its rows"
+    assert hidden is not None, "encoders and generators are built for the width of the language model's rows"
     module = spec.build(config, hidden)
     if spec.stages is not None:
         module = spec.stages.cut(module, stage.pipeline)

@@ -1,4 +1,4 @@
-"""What an encoder or language-model plugin hands in. Free of torch, so that a layout can be planned without it.
+"""What a plugin of a module hands in. Free of torch, so that a layout can be planned without it.
 
 An encoder's required functions alone work for any number of lanes; `TensorSupport` and `EncoderStages` add tensor
 and pipeline ranks.
@@ -7,7 +7,7 @@ and pipeline ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, TypeAlias, runtime_checkable
 
 import attrs
 
@@ -15,6 +15,8 @@ from mimo.model.spec.hf import HfFamilies, HfFamily
 from mimo.model.spec.stage import Stage
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from torch import Tensor, nn
 
     from mimo.model.parallel import ContextAxis, ExpertAxis, Split, TensorAxis
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
 
 Side: TypeAlias = Literal["tower", "projector"]
 """What lies before an encoder's seam, and what behind it."""
+Reads: TypeAlias = Literal["before", "own"]
+"""Which rows of the language model a generator makes an item from: all of the sample before the item's placeholder, or
+those of the placeholder itself."""
 Methods: TypeAlias = "Callable[[nn.Module], Iterable[Callable[..., Any]]]"
 """Of a module, some bound methods of its submodules."""
 
@@ -286,8 +291,82 @@ class LanguageModelSpec:
         return self.hidden(config) * (1 + max(later, 0))
 
 
-def hf_families(spec: EncoderSpec | LanguageModelSpec, config: Any) -> tuple[HfFamily, ...]:
-    """Return the families as which a module with this config might be written."""
+@attrs.frozen(kw_only=True)
+class GeneratorSpec:
+    """A generator plugin: it makes items from rows of the language model, and is trained by items of samples.
+
+    Write `measure`, `targets`, `prepare` and `build`; the rest is optional.
+
+    Args:
+        name: what users write as ``modules.<name>.plugin``.
+        config: attrs class of its settings.
+        measure: size of a raw item from its header alone, in the modality's unit.
+        targets: how many losses an item of this size has; the sum of all is divided by their number in a step.
+        prepare: decodes a raw item into the tensors that it is trained by, on the generator's ranks only.
+        build: makes the whole plain module for rows of this width. Its ``forward(items, rows, spans, keys) -> Tensor``
+            returns the losses of the targets of all items in order, fp32, an empty list included: ``items`` are
+            prepared, ``rows`` [R, hidden] of the language model's last stage, ``spans`` begin and end of each item's in
+            them, which may overlap or be empty, and ``keys`` [N] on the CPU what it draws by for each
+            (`mimo.model.runtime.normal` and ``uniform``), so that no layout changes the noise.
+        modality: what it makes, and the default name of its placeholder, ``<image>``.
+        reads: of a config, from which rows of the language model it makes an item.
+        rows: of a config, how many rows the placeholder of an item that is to be made is in the language model, 1 or
+            more: its embedding that many times. The first is predicted as any other token, and so calls for the item.
+        generate: given the module, a config, and ``rows``, ``spans`` and ``keys`` as in forward, returns the items that
+            it makes, each as `prepare` takes one; without it ``mimo generate`` is refused.
+        save: given such an item and a path without suffix, writes it to a file, and returns its path; without it
+            ``mimo generate`` is refused.
+        parts: names by which a user may freeze it, each with the parameter-name prefixes that it covers.
+        tensor: support for ``tp``; without it only ``tp = 1`` is accepted.
+        recompute: support for recomputation, see `EncoderSpec`.
+        compiles: whether its layers may be compiled, likewise.
+        flops: of a config, the width of the language model's rows, what is recomputed, the sizes of items and from how
+            many rows each is made, what a forward takes, by part, in the order in which data passes them; without it
+            costs are guessed from the parameters.
+        examples: of a config, raw items of unlike sizes that ``mimo plugins --check`` looks at it with; without it
+            those are pictures.
+        blank: of a size, a raw item of that size, see `EncoderSpec`.
+    """
+
+    name: str
+    config: type
+    measure: Callable[[Any], tuple[int, ...]]
+    targets: Callable[[Any, tuple[int, ...]], int]
+    prepare: Callable[[Any, Any], Mapping[str, Tensor]]
+    build: Callable[[Any, int], nn.Module]
+    modality: str = "image"
+    reads: Callable[[Any], Reads] = lambda _config: "before"
+    rows: Callable[[Any], int] = lambda _config: 1
+    generate: Callable[[nn.Module, Any, Tensor, Sequence[tuple[int, int]], Tensor], Sequence[Any]] | None = None
+    save: Callable[[Any, Path], Path] | None = None
+    parts: Mapping[str, Sequence[str]] = attrs.field(factory=dict)
+    tensor: TensorSupport | None = None
+    recompute: Mapping[str, Methods] = attrs.field(factory=dict)
+    compiles: bool = True
+    flops: Callable[[Any, int, Recompute, Sequence[tuple[int, ...]], Sequence[int]], Mapping[str, OpCost]] | None = None
+    examples: Callable[[Any], Sequence[Any]] | None = None
+    blank: Callable[[tuple[int, ...]], Any] | None = None
+    # What no generator has so far; each is refused by the path of its setting.
+    context: ClassVar[None] = None
+    stages: ClassVar[None] = None
+    seam: ClassVar[None] = None
+
+
+ModuleSpec: TypeAlias = EncoderSpec | LanguageModelSpec | GeneratorSpec
+"""The plugin of a module, of whatever kind."""
+
+
+def noun_of(spec: ModuleSpec) -> str:
+    """Return what messages call a plugin's kind."""
+    if isinstance(spec, LanguageModelSpec):
+        return "language model"
+    return "encoder" if isinstance(spec, EncoderSpec) else "generator"
+
+
+def hf_families(spec: ModuleSpec, config: Any) -> tuple[HfFamily, ...]:
+    """Return the families as which a module with this config might be written; a generator has none."""
+    if isinstance(spec, GeneratorSpec):
+        return ()
     own = tuple(spec.hf)
     if spec.hf_any is None:
         return own

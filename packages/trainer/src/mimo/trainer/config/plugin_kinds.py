@@ -6,13 +6,22 @@ from typing import Any, Protocol, TypeVar
 
 from mimo.data import ANSWER_METRICS, DATASETS, TOKENIZERS
 from mimo.hooks import Kind, discover
-from mimo.model import ENCODERS, LANGUAGE_MODELS
+from mimo.model import ENCODERS, GENERATORS, LANGUAGE_MODELS
 from mimo.optimizer import OPTIMIZERS
 from mimo.schedule import SCHEDULES
 
 S = TypeVar("S")
 
-KINDS: tuple[Kind[Any], ...] = (ENCODERS, LANGUAGE_MODELS, OPTIMIZERS, SCHEDULES, DATASETS, TOKENIZERS, ANSWER_METRICS)
+KINDS: tuple[Kind[Any], ...] = (
+    ENCODERS,
+    LANGUAGE_MODELS,
+    GENERATORS,
+    OPTIMIZERS,
+    SCHEDULES,
+    DATASETS,
+    TOKENIZERS,
+    ANSWER_METRICS,
+)
 
 
 class Find(Protocol):
