@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 import attrs
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mimo.data import NO_LABEL, SampleLayout, lay_out
+from mimo.data import NO_LABEL, MadeItem, SampleLayout, lay_out, pack
 from mimo.data.text.byte_tokenizer import ByteTokenizer
 from mimo.data.text.placeholders import Placeholders
 from mimo.hooks import ConfigError, DataError, ItemInfo, PluginError
 
 END, IMAGE, AUDIO = 256, 257, 258
 TOKENIZER = ByteTokenizer(placeholders=Placeholders({"image": IMAGE, "audio": AUDIO}))
+Role: TypeAlias = Literal["", "input", "output", "both"]
 ROWS = {"image": lambda size: size[0] * size[1], "audio": lambda size: size[0]}
 
 
@@ -27,6 +28,7 @@ class Toy:
 
     ids: Sequence[int]
     items: Sequence[tuple[str, tuple[int, ...]]] = ()
+    roles: Sequence[Role] = ()
 
     def __len__(self) -> int:
         return 1
@@ -36,7 +38,13 @@ class Toy:
 
     def infos(self, sample: int) -> Sequence[ItemInfo]:
         return [
-            ItemInfo(sample=sample, index=index, modality=modality, size=size)
+            ItemInfo(
+                sample=sample,
+                index=index,
+                modality=modality,
+                size=size,
+                role=self.roles[index] if self.roles else "",
+            )
             for index, (modality, size) in enumerate(self.items)
         ]
 
@@ -61,6 +69,7 @@ def layout(
     rows: Mapping[str, object] = ROWS,
     grids: Mapping[str, Any] | None = None,
     patterns: Mapping[str, Any] | None = None,
+    made: Mapping[str, MadeItem] | None = None,
 ) -> SampleLayout:
     """Lay out the one sample."""
     return lay_out(
@@ -71,6 +80,7 @@ def layout(
         max_tokens=max_tokens,
         grids=grids or {},
         patterns=patterns or {},
+        made=made or {},
     )
 
 
@@ -285,3 +295,100 @@ def test_data_layout_refuses_grids_of_other_rows() -> None:
     )
     with pytest.raises(PluginError, match=re.escape(message)):
         layout(Toy([IMAGE], [("image", (2, 3))]), grids={"image": lambda size: (1, 2, 2)})
+
+
+MADE = {"image": MadeItem()}
+
+
+def test_data_layout_has_what_is_made_predicted_as_text() -> None:
+    """Its placeholder calls for it, by default one row, which the row before predicts and text follows."""
+    found = layout(Toy([5, 6, IMAGE, END], [("image", (2, 3))]), rows={}, made=MADE)
+    assert found.tokens.tolist() == [5, 6, IMAGE, END]
+    assert found.labels.tolist() == [6, IMAGE, END, NO_LABEL]
+    (item,) = found.items
+    assert (item.runs, item.asked, item.made_from, item.rows) == ((), (2, 3), (0, 2), 0)
+    assert (item.start, item.stop) == (2, 3)
+    assert found.made("image") == (item,)
+    assert found.items_of("image") == ()
+    assert pack([found], with_items=True).placeholders == {}
+
+
+def test_data_layout_makes_items_from_rows_of_their_own() -> None:
+    """Of several rows the first alone is predicted; a second item is made from its own."""
+    made = {"image": MadeItem(rows=3, reads_own=True)}
+    found = layout(Toy([IMAGE, 5, IMAGE, END], [("image", (1,)), ("image", (2,))]), rows={}, made=made)
+    assert found.tokens.tolist() == [IMAGE] * 3 + [5] + [IMAGE] * 3 + [END]
+    assert found.labels.tolist() == [NO_LABEL, NO_LABEL, 5, IMAGE, NO_LABEL, NO_LABEL, END, NO_LABEL]
+    assert [item.made_from for item in found.items] == [(0, 3), (4, 7)]
+
+
+def test_data_layout_makes_a_second_item_from_all_before() -> None:
+    """What is first in its sample is made from nothing."""
+    found = layout(Toy([IMAGE, 5, IMAGE], [("image", (1,)), ("image", (2,))]), rows={}, made=MADE)
+    assert [item.made_from for item in found.items] == [(0, 0), (0, 2)]
+
+
+def test_data_layout_reads_behind_what_it_makes() -> None:
+    """What is both comes twice: its placeholder, and behind that the rows of its encoder, which nothing predicts."""
+    toy = Toy([5, IMAGE, 6], [("image", (1, 2))], roles=["both"])
+    found = layout(toy, made=MADE, grids={"image": lambda size: (1, *size)})
+    assert found.tokens.tolist() == [5, IMAGE, IMAGE, IMAGE, 6]
+    assert found.labels.tolist() == [IMAGE, NO_LABEL, NO_LABEL, 6, NO_LABEL]
+    (item,) = found.items
+    assert (item.asked, item.runs, item.made_from) == ((1, 2), ((2, 4),), (0, 1))
+    assert (item.start, item.stop) == (1, 4)
+    assert found.items_of("image") == found.made("image") == (item,)
+    assert found.grid_positions is not None
+    assert found.grid_positions[:, 2].tolist() == [0, 1, 2, 3, 4]
+    assert pack([found]).placeholders["image"].tolist() == [2, 3]
+
+
+def test_data_layout_reads_where_nothing_is_said_and_both_are_possible() -> None:
+    """An item without a role is an input where the model reads its modality."""
+    found = layout(Toy([5, IMAGE], [("image", (1, 2))]), made=MADE)
+    assert [item.asked for item in found.items] == [None]
+
+
+def test_data_layout_weighs_what_calls_for_an_item() -> None:
+    """The weight of its placeholder is that of predicting it, as of any token."""
+    found = layout(Weighted([5, IMAGE, 6], [("image", (1, 2))], ["both"]), made=MADE)
+    assert found.weights is not None
+    assert found.weights.tolist() == [2, 0, 0, 3, 0]
+
+
+def test_data_layout_cuts_before_an_item_that_is_made() -> None:
+    """It is left out whole, as one that is read."""
+    toy = Weighted([5, IMAGE, 6], [("image", (1, 2))], ["both"])
+    found = layout(toy, max_tokens=3, made=MADE)
+    assert (found.tokens.tolist(), found.items, found.truncated) == ([5], (), True)
+    assert found.weights is not None
+    assert found.weights.tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("role", "rows", "made", "message"),
+    [
+        (
+            "output",
+            ROWS,
+            {},
+            (
+                "toy.jsonl:7: image 0: expected an item that the model makes, as its role is 'output', got a model with "
+                "no generator of modality 'image'. Add one, or give the item another role."
+            ),
+        ),
+        (
+            "both",
+            {},
+            MADE,
+            (
+                "toy.jsonl:7: image 0: expected an item that the model reads, as its role is 'both', got a model with "
+                "no encoder of modality 'image'. Add one, or give the item another role."
+            ),
+        ),
+    ],
+)
+def test_data_layout_refuses_roles_that_the_model_has_not(role: Role, rows: Any, made: Any, message: str) -> None:
+    """By the place of the item."""
+    with pytest.raises(DataError, match=re.escape(message)):
+        layout(Toy([IMAGE], [("image", (1, 2))], roles=[role]), rows=rows, made=made)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
 
 import attrs
 
@@ -20,12 +20,16 @@ class ItemInfo:
 
     ``size`` is in the modality's unit: ``(height, width)`` in pixels for an image, ``(frames, frames a second)`` for a
     clip. A dataset may leave it empty: then the encoder that reads the modality is asked to measure the raw item.
+    ``role`` says what the model does with it: an encoder reads an input, a generator learns to make an output, and what
+    is both is made first and read behind that. Empty, it is an input where the model reads its modality, and an output
+    elsewhere.
     """
 
     sample: int
     index: int
     modality: str
     size: tuple[int, ...]
+    role: Literal["", "input", "output", "both"] = ""
 
 
 @attrs.frozen(kw_only=True)

@@ -1,6 +1,6 @@
 """What dataset and tokenizer plugins are written against, and the tokens of a sample."""
 
-from mimo.data.samples.layout import NO_LABEL, PlacedItem, SampleLayout, lay_out
+from mimo.data.samples.layout import NO_LABEL, MadeItem, PlacedItem, SampleLayout, lay_out
 from mimo.data.samples.packing import Packed, pack
 from mimo.data.samples.specs import (
     AnswerMetricSpec,
@@ -29,6 +29,7 @@ __all__ = [
     "Dataset",
     "DatasetSources",
     "DatasetSpec",
+    "MadeItem",
     "Packed",
     "PlacedItem",
     "SampleLayout",

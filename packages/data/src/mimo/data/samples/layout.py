@@ -29,7 +29,25 @@ Grids: TypeAlias = Mapping[str, Callable[[tuple[int, ...]], Grid | None]]
 """For each modality whose rows may lie in grids, that of an item of a size, None for one in none."""
 Patterns: TypeAlias = Mapping[str, Callable[[tuple[int, ...]], Sequence[str | int]]]
 """For each modality whose items have text between their rows, that of an item of a size: texts, and counts of rows."""
+
+
+@attrs.frozen(kw_only=True)
+class MadeItem:
+    """How a sample holds an item that a generator is to make.
+
+    Args:
+        rows: how many rows its placeholder is, at least one.
+        reads_own: whether it is made from these rows; otherwise from all rows of the sample before them.
+    """
+
+    rows: int = 1
+    reads_own: bool = False
+
+
+Made: TypeAlias = Mapping[str, MadeItem]
+"""For each modality that the model makes, how a sample holds an item of it."""
 _NO_GRIDS: Grids = {}
+_NO_MADE: Made = {}
 _NO_PATTERNS: Patterns = {}
 
 
@@ -39,30 +57,35 @@ class PlacedItem:
 
     Args:
         info: of the item.
-        runs: begin and end of each run of positions that its rows take, ascending; at least one. Between them lies
-            text of the item.
+        runs: begin and end of each run of positions that its encoder's rows take, ascending; at least one if it is
+            read. Between them lies text of the item.
         grid: of the rows.
-        is_broken: it can't be decoded, so that its rows are zeros.
+        is_broken: it can't be decoded, so that its rows are zeros, and nothing is learned of making it.
+        asked: begin and end of the positions of the placeholder that calls for it, before its rows if it has some; None
+            for one that is only read.
+        made_from: begin and end of the positions of the rows from which it is made, maybe none; None likewise.
     """
 
     info: ItemInfo
     runs: tuple[tuple[int, int], ...]
     grid: Grid | None = None
     is_broken: bool = False
+    asked: tuple[int, int] | None = None
+    made_from: tuple[int, int] | None = None
 
     @property
     def start(self) -> int:
-        """Position of its first row."""
-        return self.runs[0][0]
+        """Position of its first row, or that of its placeholder."""
+        return self.runs[0][0] if self.asked is None else self.asked[0]
 
     @property
     def stop(self) -> int:
         """Position behind its last row."""
-        return self.runs[-1][1]
+        return self.runs[-1][1] if self.runs or self.asked is None else self.asked[1]
 
     @property
     def rows(self) -> int:
-        """How many rows it has."""
+        """How many rows its encoder makes of it."""
         return sum(stop - start for start, stop in self.runs)
 
 
@@ -72,7 +95,8 @@ class SampleLayout:
 
     Args:
         sample: its number in the dataset.
-        tokens: ids ``[S]``; an item is its placeholder's id, once for each of its rows, and the text between these.
+        tokens: ids ``[S]``; an item is its placeholder's id, once for each of its rows, and the text between these; one
+            that is made is the same id for each row that calls for it.
         labels: ``[S]``; the id to be predicted at each position, or `NO_LABEL`.
         items: the items that lie in it, by position.
         truncated: whether something was cut off to keep S within the limit.
@@ -97,13 +121,22 @@ class SampleLayout:
         return self.labels != NO_LABEL if self.weights is None else self.weights > 0
 
     def items_of(self, modality: str) -> tuple[PlacedItem, ...]:
-        """Return the items of a modality, by position."""
-        return tuple(item for item in self.items if item.info.modality == modality)
+        """Return the items of a modality that are read, by position."""
+        return tuple(item for item in self.items if item.runs and item.info.modality == modality)
+
+    def made(self, modality: str) -> tuple[PlacedItem, ...]:
+        """Return the items of a modality that are to be made, by position."""
+        return tuple(item for item in self.items if item.asked is not None and item.info.modality == modality)
+
+    @property
+    def is_broken(self) -> bool:
+        """Whether an item of it can't be decoded, so that nothing of it is learned."""
+        return any(item.is_broken for item in self.items)
 
     @property
     def grid_positions(self) -> NDArray[np.int64] | None:
         """Places ``[S, 3]`` in time, down and across of all rows; None where none lies in a grid."""
-        grids = [(item.start, item.grid) for item in self.items if item.grid is not None]
+        grids = [(item.runs[0][0], item.grid) for item in self.items if item.grid is not None]
         return grid_positions(len(self.tokens), grids) if grids else None
 
 
@@ -116,26 +149,28 @@ def lay_out(
     max_tokens: int,
     grids: Grids = _NO_GRIDS,
     patterns: Patterns = _NO_PATTERNS,
+    made: Made = _NO_MADE,
 ) -> SampleLayout:
     """Return the layout of one sample, at most ``max_tokens`` long.
 
     A longer sample is cut at its end, but never inside an item: an item that does not fit whole is left out with
     everything after it. Where the dataset says at which ids it may end, it is cut at the last of these that fits, and
-    to nothing if none does. Each position is labelled with the token after it where that is text (the end is text, what
-    lies between an item's rows isn't); the last one has no label.
+    to nothing if none does. Each position is labelled with the token after it where that is text (the end is text, and
+    so is the first row of what is to be made; what lies between an item's rows isn't); the last one has no label.
 
     Args:
         dataset: asked for ``tokens``, ``infos``, ``where`` and, if it has them, ``weights`` and ``ends`` only.
         sample: number of the sample.
-        tokenizer: names the placeholder of each modality in ``rows``.
+        tokenizer: names the placeholder of each modality in ``rows`` and ``made``.
         rows: for each modality that the model reads, the rows of an item by its size; 0 is legal.
         max_tokens: limit of S.
         grids: of the modalities whose rows may lie in a grid, that of an item by its size; its product is its rows.
         patterns: of the modalities whose items have text between their rows, what an item is by its size, in order:
             counts of rows, which add up to its rows, and texts.
+        made: for each modality that the model makes, how a sample holds an item of it.
 
     Raises:
-        DataError: placeholders and items do not match, a modality is not read by the model, an item's size is
+        DataError: placeholders and items do not match, a modality is not read or made by the model, an item's size is
             refused by ``rows``, an id is not the tokenizer's, or a weight is no finite number from 0 on.
         PluginError: an item's grid or its pattern is not as many rows as ``rows`` says, or a text of the pattern holds
             a placeholder.
@@ -143,15 +178,20 @@ def lay_out(
     where = dataset.where(sample)
     ids = np.asarray(dataset.tokens(sample), dtype=np.int64)
     infos = tuple(dataset.infos(sample))
-    modalities = {tokenizer.placeholder(modality): modality for modality in rows}
+    modalities = {tokenizer.placeholder(modality): modality for modality in (*rows, *made)}
     _check(where, ids, infos, modalities, tokenizer.vocabulary)
     weights = read_weights(dataset, sample, len(ids))
+    placing = _Placing(tokenizer=tokenizer, rows=rows, grids=grids, patterns=patterns, made=made)
 
-    waiting = {modality: iter([info for info in infos if info.modality == modality]) for modality in rows}
+    waiting = {
+        modality: iter([info for info in infos if info.modality == modality]) for modality in modalities.values()
+    }
     pieces: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)]
     items: list[PlacedItem] = []
     widths: list[NDArray[np.int64]] = [pieces[0]]
     texts = [np.empty(0, dtype=np.bool_)]
+    predicted: list[bool] = []
+    """Of each placeholder whether it is predicted as text is."""
     length = 0
     truncated = False
     for piece, modality in _pieces(ids, modalities):
@@ -160,22 +200,20 @@ def lay_out(
             placed = piece[:room]
             truncated = len(piece) > room
             widths.append(np.ones_like(placed))
+            is_text = np.ones(len(placed), dtype=np.bool_)
         else:
             info = next(waiting[modality])
-            count = _rows(where, info, rows[modality])
-            placed, runs = piece.repeat(count), [(0, count)]
-            if modality in patterns:
-                pattern = patterns[modality](info.size)
-                placed, runs = _item(f"{where}: {modality} {info.index}", pattern, count, int(piece[0]), tokenizer)
+            placed, item = placing.place(where, info, int(piece[0]), at=length)
             if truncated := len(placed) > room:
                 placed = placed[:0]
             else:
-                grid = _grid(where, info, count, grids)
-                runs = [(length + start, length + stop) for start, stop in runs]
-                items.append(PlacedItem(info=info, runs=tuple(runs), grid=grid))
+                items.append(item)
                 widths.append(np.array([len(placed)]))
+            predicted.append(item.asked is not None)
+            is_text = np.zeros(len(placed), dtype=np.bool_)
+            is_text[:1] = predicted[-1]
         pieces.append(placed)
-        texts.append(np.full(len(placed), modality is None))
+        texts.append(is_text)
         length += len(placed)
         if truncated:
             break
@@ -187,7 +225,9 @@ def lay_out(
         items = items[: np.count_nonzero(_is_any(ids[:kept], modalities))]
     is_text = np.concatenate(texts)[: len(tokens)]
     if weights is not None:
-        weights = label_weights(weights, was_text=~_is_any(ids, modalities), is_text=is_text)
+        was_text = ~_is_any(ids, modalities)
+        was_text[np.flatnonzero(~was_text)[: len(predicted)]] = predicted
+        weights = label_weights(weights, was_text=was_text, is_text=is_text)
     return SampleLayout(
         sample=sample,
         tokens=tokens,
@@ -222,6 +262,58 @@ def _labels(tokens: NDArray[np.int64], is_text: NDArray[np.bool_]) -> NDArray[np
     labels = np.full(len(tokens), NO_LABEL, dtype=np.int64)
     labels[:-1] = np.where(is_text[1:], tokens[1:], NO_LABEL)
     return labels
+
+
+@attrs.frozen(kw_only=True)
+class _Placing:
+    """Lays out items; for the arguments see `lay_out`."""
+
+    tokenizer: Tokenizer
+    rows: Rows
+    grids: Grids
+    patterns: Patterns
+    made: Made
+
+    def place(self, where: str, info: ItemInfo, placeholder: int, *, at: int) -> tuple[NDArray[np.int64], PlacedItem]:
+        """Return the ids that stand for an item from a position on, and the item."""
+        asked = self._asked(where, info)
+        if asked is None:
+            return self._read(where, info, placeholder, at)
+        behind = at + asked.rows
+        ids = np.full(asked.rows, placeholder, dtype=np.int64)
+        item = PlacedItem(info=info, runs=())
+        if info.role == "both":
+            own, item = self._read(where, info, placeholder, behind)
+            ids = np.concatenate([ids, own])
+        made_from = (at, behind) if asked.reads_own else (0, at)
+        return ids, attrs.evolve(item, asked=(at, behind), made_from=made_from)
+
+    def _asked(self, where: str, info: ItemInfo) -> MadeItem | None:
+        """Return how a sample holds an item that is to be made, None for one that is only read."""
+        reads, makes = info.modality in self.rows, info.modality in self.made
+        role = info.role or ("input" if reads else "output")
+        for wanted, has, verb, noun in (
+            (role != "output", reads, "reads", "encoder"),
+            (role != "input", makes, "makes", "generator"),
+        ):
+            if wanted and not has:
+                raise DataError(
+                    f"{where}: {info.modality} {info.index}",
+                    expected=f"an item that the model {verb}, as its role is {role!r}",
+                    got=f"a model with no {noun} of modality {info.modality!r}",
+                    fix="Add one, or give the item another role.",
+                )
+        return None if role == "input" else self.made[info.modality]
+
+    def _read(self, where: str, info: ItemInfo, placeholder: int, at: int) -> tuple[NDArray[np.int64], PlacedItem]:
+        """Return the same of an item that an encoder reads."""
+        count = _rows(where, info, self.rows[info.modality])
+        ids, runs = np.full(count, placeholder, dtype=np.int64), [(0, count)]
+        if info.modality in self.patterns:
+            pattern = self.patterns[info.modality](info.size)
+            ids, runs = _item(f"{where}: {info.modality} {info.index}", pattern, count, placeholder, self.tokenizer)
+        places = tuple((at + start, at + stop) for start, stop in runs)
+        return ids, PlacedItem(info=info, runs=places, grid=_grid(where, info, count, self.grids))
 
 
 def _item(

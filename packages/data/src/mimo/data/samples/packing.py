@@ -109,7 +109,7 @@ def pack(
     runs: defaultdict[str, list[NDArray[np.int64]]] = defaultdict(list)
     first = 0
     for number, (layout, each, grid) in enumerate(zip(layouts, spans, grids, strict=True)):
-        found = {item.info.modality: runs[item.info.modality] for item in layout.items}
+        found = {item.info.modality: runs[item.info.modality] for item in layout.items if item.runs}
         for start, stop in each:
             inside = slice(first, first + stop - start)
             tokens[inside] = layout.tokens[start:stop]
