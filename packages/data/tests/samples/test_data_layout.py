@@ -373,8 +373,8 @@ def test_data_layout_cuts_before_an_item_that_is_made() -> None:
             ROWS,
             {},
             (
-                "toy.jsonl:7: image 0: expected an item that the model makes, as its role is 'output', got a model with "
-                "no generator of modality 'image'. Add one, or give the item another role."
+                "toy.jsonl:7: image 0: expected an item that the model makes, as its role is 'output', got a model "
+                "with no generator of modality 'image'. Add one, or give the item another role."
             ),
         ),
         (

@@ -51,8 +51,8 @@ if TYPE_CHECKING:
     from mimo.trainer.run.profiling import measure_job, samples
     from mimo.trainer.run.train import train_rank
     from mimo.trainer.step.build import RankParts
-    from mimo.trainer.step.language_program import language_batch
-    from mimo.trainer.step.program import NumberedData, Program
+    from mimo.trainer.step.programs.language_program import language_batch
+    from mimo.trainer.step.programs.program import NumberedData, Program
     from mimo.trainer.step.traffic import expect_traffic
     from mimo.trainer.step.trainer import Decide, StepOutcome
 else:  # a test compares the two

@@ -9,7 +9,7 @@ import attrs
 
 from mimo.hooks import Prediction
 from mimo.trainer.job.job import Job
-from mimo.trainer.step.predictions import Prediction as ScoredSample
+from mimo.trainer.step.programs.predictions import Prediction as ScoredSample
 
 
 @attrs.frozen(eq=False)

@@ -24,10 +24,10 @@ from mimo.trainer.cost.parameter_names import check_patterns_of
 from mimo.trainer.job.compilation import compilations, compile_backend
 from mimo.trainer.job.job import Job
 from mimo.trainer.job.precision import compute_dtype, make_scaling
-from mimo.trainer.step.encoder_program import EncoderProgram
-from mimo.trainer.step.language_program import LanguageProgram, TeacherProgram
 from mimo.trainer.step.probe import StepProbe
-from mimo.trainer.step.program import COUNTS, Program
+from mimo.trainer.step.programs.encoder_program import EncoderProgram
+from mimo.trainer.step.programs.language_program import LanguageProgram, TeacherProgram
+from mimo.trainer.step.programs.program import COUNTS, Program
 
 
 class RankParts:

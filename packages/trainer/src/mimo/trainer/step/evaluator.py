@@ -19,9 +19,9 @@ from mimo.trainer.batch.route_cache import RouteCache
 from mimo.trainer.batch.step_data import StepData
 from mimo.trainer.batch.step_loader import StepLoader
 from mimo.trainer.job.job import Job
-from mimo.trainer.step.language_program import divergence_name
 from mimo.trainer.step.plan_runner import PlanRunner
-from mimo.trainer.step.predictions import Prediction
+from mimo.trainer.step.programs.language_program import divergence_name
+from mimo.trainer.step.programs.predictions import Prediction
 
 
 class MakeLoader(Protocol):

@@ -25,7 +25,7 @@ from mimo.trainer.batch.step_data import StepData
 from mimo.trainer.job.job import Job
 from mimo.trainer.step.build import RankParts
 from mimo.trainer.step.probe import PASSES, StepProbe, computations
-from mimo.trainer.step.program import NumberedData, Program
+from mimo.trainer.step.programs.program import NumberedData, Program
 from mimo.trainer.step.traffic import TrafficReport
 
 _BYTES = 8

@@ -21,7 +21,7 @@ from mimo.trainer.cost.operations import module_operations
 from mimo.trainer.cost.peak import peak_of
 from mimo.trainer.cost.sample_stats import SampleStats
 from mimo.trainer.job.job import Job
-from mimo.trainer.step.language_program import divergence_name
+from mimo.trainer.step.programs.language_program import divergence_name
 from mimo.trainer.step.traffic import TrafficReport
 
 DATA_SECONDS = "data.seconds"

@@ -35,12 +35,12 @@ from mimo.trainer.job.precision import set_numerics
 from mimo.trainer.memory.labels import held_tensors
 from mimo.trainer.memory.report import MemoryReport
 from mimo.trainer.step.build import RankParts
-from mimo.trainer.step.encoder_program import places_of
 from mimo.trainer.step.evaluator import Evaluation, Evaluator
-from mimo.trainer.step.language_program import divergence_name
 from mimo.trainer.step.plan_runner import PlanProgress, PlanRunner, check_plans
 from mimo.trainer.step.probe import PASSES, StepProbe, computations
-from mimo.trainer.step.program import COUNTS
+from mimo.trainer.step.programs.encoder_program import places_of
+from mimo.trainer.step.programs.language_program import divergence_name
+from mimo.trainer.step.programs.program import COUNTS
 from mimo.trainer.step.step_info import StepReport, add_up_memory
 from mimo.trainer.step.tracing import Tracer
 from mimo.trainer.step.traffic import TrafficReport

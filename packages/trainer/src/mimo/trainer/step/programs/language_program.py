@@ -18,8 +18,8 @@ from mimo.topology.device_copies import all_to_device
 from mimo.trainer.batch.microbatch import Microbatch
 from mimo.trainer.config.settings import Distil
 from mimo.trainer.job.job import Job, JobModule
-from mimo.trainer.step.predictions import gather_ids, predictions_of
-from mimo.trainer.step.program import NumberedData, Program
+from mimo.trainer.step.programs.predictions import gather_ids, predictions_of
+from mimo.trainer.step.programs.program import NumberedData, Program
 
 
 @attrs.frozen(kw_only=True)

@@ -18,8 +18,8 @@ from mimo.topology import Coordinates, Edge, StageId
 from mimo.trainer.batch.step_data import StepData
 from mimo.trainer.job.job import Job, JobModule
 from mimo.trainer.job.precision import compute_dtype
-from mimo.trainer.step.predictions import Prediction
 from mimo.trainer.step.probe import StepProbe
+from mimo.trainer.step.programs.predictions import Prediction
 
 COUNTS = ("truncated", "right", "samples")
 """Sums beside loss and rows: samples cut short; of the held-out samples that have labels that weigh something, those of

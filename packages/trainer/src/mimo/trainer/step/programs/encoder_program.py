@@ -18,7 +18,7 @@ from mimo.trainer.items.handed_on import hand_on
 from mimo.trainer.items.prepared import Item
 from mimo.trainer.job.job import Job, JobModule
 from mimo.trainer.job.precision import compute_dtype
-from mimo.trainer.step.program import NumberedData, Program
+from mimo.trainer.step.programs.program import NumberedData, Program
 
 _ITEMS_SHOWN = 4
 
