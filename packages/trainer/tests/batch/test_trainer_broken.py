@@ -21,10 +21,24 @@ from mimo.trainer.batch.step_data import StepData
 SAMPLES = 20
 GRID = Grid(name="vision", ranks=(0,))
 MODULE: Any = SimpleNamespace(
-    name="vision", modality="image", feeds="language", distil=None, is_of_teacher=False, grid=GRID, prefetch=False
+    name="vision",
+    modality="image",
+    feeds="language",
+    distil=None,
+    is_of_teacher=False,
+    is_generator=False,
+    grid=GRID,
+    prefetch=False,
 )
 AHEAD: Any = SimpleNamespace(
-    name="vision", modality="image", feeds="language", distil=None, is_of_teacher=False, grid=GRID, prefetch=True
+    name="vision",
+    modality="image",
+    feeds="language",
+    distil=None,
+    is_of_teacher=False,
+    is_generator=False,
+    grid=GRID,
+    prefetch=True,
 )
 
 
@@ -67,7 +81,7 @@ class Lines:
 def make_job(share: float) -> Any:
     """Return what of a job matters here."""
     settings = SimpleNamespace(data=SimpleNamespace(max_broken=share, hand_on=1))
-    return SimpleNamespace(settings=settings, train=Lines(), lay_out=lay_out, encoders=(MODULE,), language=MODULE)
+    return SimpleNamespace(settings=settings, train=Lines(), lay_out=lay_out, item_modules=(MODULE,), language=MODULE)
 
 
 def step_of(job: Any, numbers: list[int], broken: set[int]) -> StepData:

@@ -50,6 +50,7 @@ MODULE: Any = SimpleNamespace(
     feeds="language",
     distil=None,
     is_of_teacher=False,
+    is_generator=False,
     spec=EYE,
     config=NoConfig(),
     grid=SimpleNamespace(dp=1),

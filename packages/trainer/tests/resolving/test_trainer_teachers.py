@@ -151,8 +151,9 @@ REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
     "nothing to learn": (
         table(("teacher.loss_weight", 0.0), ("language.loss_weight", 0.0)),
         (
-            "modules.language.loss_weight: expected a number above 0, unless a teacher's loss_weight is one, got 0, "
-            "so that nothing would be learned. Leave it out, or add a teacher: a module with a table distil."
+            "modules.language.loss_weight: expected a number above 0, unless the loss_weight of a teacher or "
+            "generator is one, got 0, so that nothing would be learned. Leave it out, or add a teacher: a module with "
+            "a table distil."
         ),
     ),
     "negative": (

@@ -13,7 +13,8 @@ from mimo.data import PlacedItem
 from mimo.hooks import ItemInfo, PluginError, RunError
 from mimo.model import DECODER, AuxLossNames
 from mimo.model.runtime import AuxLosses
-from mimo.trainer.step.programs.encoder_program import on_device, take_rows
+from mimo.trainer.step.programs.encoder_program import take_rows
+from mimo.trainer.step.programs.item_program import on_device
 from mimo.trainer.step.programs.language_program import LanguageProgram
 
 JOB: Any = SimpleNamespace(row_width=lambda _module: 4)

@@ -120,6 +120,11 @@ class SampleLayout:
         """Tell of each row ``[S]`` whether it is learned from: whether it has a label whose weight is not 0."""
         return self.labels != NO_LABEL if self.weights is None else self.weights > 0
 
+    @property
+    def label_weight(self) -> float:
+        """The sum of the weights of its labels."""
+        return float(np.count_nonzero(self.targets) if self.weights is None else self.weights.sum(dtype=np.float64))
+
     def items_of(self, modality: str) -> tuple[PlacedItem, ...]:
         """Return the items of a modality that are read, by position."""
         return tuple(item for item in self.items if item.runs and item.info.modality == modality)

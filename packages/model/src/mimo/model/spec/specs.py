@@ -360,7 +360,7 @@ def noun_of(spec: ModuleSpec) -> str:
     """Return what messages call a plugin's kind."""
     if isinstance(spec, LanguageModelSpec):
         return "language model"
-    return "encoder" if isinstance(spec, EncoderSpec) else "generator"
+    return "generator" if isinstance(spec, GeneratorSpec) else "encoder"
 
 
 def hf_families(spec: ModuleSpec, config: Any) -> tuple[HfFamily, ...]:

@@ -80,6 +80,7 @@ class MimoOptimizer:
         clip_groups: of each module of the run, equal on all ranks; one for all by default.
         counts: names of further sums of `LocalStats`.
         extra_sums: names of its sums of several values, with their numbers of values.
+        targets: names of those of them that count targets of losses beside the labels.
         counts_zeros: whether to count gradient elements that are exactly zero.
         scaling: of the loss; None for none.
         meshes: the groups of this rank.
@@ -100,6 +101,7 @@ class MimoOptimizer:
         clip_groups: Mapping[str, Sequence[str]] | None = None,
         counts: Sequence[str] = (),
         extra_sums: Mapping[str, int] | None = None,
+        targets: Sequence[str] = (),
         counts_zeros: bool = False,
         scaling: LossScale | None = None,
         meshes: Meshes,
@@ -116,6 +118,7 @@ class MimoOptimizer:
         self._buckets: tuple[NormBucket, ...] = tuple((name, group) for name in names for group in groups[name])
         self._counts = tuple(counts)
         self._extra_sums = dict(extra_sums or {})
+        self._targets = tuple(targets)
         self._counts_zeros = counts_zeros
         self._scaling = scaling
         self._meshes = meshes
@@ -224,8 +227,8 @@ class MimoOptimizer:
     def propose(self, stats: LocalStats) -> StepDecision:
         """Reduce the statistics of all ranks to a decision on the step; change nothing.
 
-        The gradient is divided by the weight of the label tokens of the whole step, and by the loss scale. A step
-        without any, or with a loss or gradient that is not finite, is skipped.
+        The gradient is divided by the weight of the label tokens of the whole step, if it has some, and by the loss
+        scale. A step without any, and without other targets, or with a loss or gradient that is not finite, is skipped.
         """
         gradients = self._proposed = self._gradients.read()
         agreed = self._agree(stats, gradients)
@@ -237,7 +240,7 @@ class MimoOptimizer:
             norm=norm,
             norms={name: _norm(agreed, module=name) / divisor for name in self._names},
             group_norms={group: _norm(agreed, group=group) / divisor for _, group in self._buckets},
-            skips=agreed.label_weight == 0 or not math.isfinite(norm),
+            skips=not self._learns(agreed) or not math.isfinite(norm),
         )
 
     @torch.no_grad()
@@ -258,7 +261,7 @@ class MimoOptimizer:
                     for stepper in module.steppers:
                         lr = stepper.rule.learning_rate.at(step, begun=self.schedule_begun)
                         stepper.step(lr, gradients, factors[stepper.rule.clip_group])
-        if self._scaling is not None and agreed.label_weight:
+        if self._scaling is not None and self._learns(agreed):
             self._scaling.update(finite=agreed.finite)
         return StepResult(
             agreed=agreed,
@@ -270,6 +273,10 @@ class MimoOptimizer:
             skipped=proposed.skips,
             loss_scale=None if self._scaling is None else loss_scale,
         )
+
+    def _learns(self, agreed: ReducedStats) -> bool:
+        """Tell whether a step has anything to learn from."""
+        return agreed.label_weight != 0 or any(float(agreed.extra_sums[name]) for name in self._targets)
 
     def _agree(self, stats: LocalStats, gradients: Mapping[str, Tensor]) -> ReducedStats:
         """Sum the statistics and the squared gradients over all ranks."""

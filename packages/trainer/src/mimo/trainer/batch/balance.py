@@ -71,6 +71,9 @@ def balance_of(job: Job, sizes: StepSizes, costs: SampleCosts) -> Mapping[Balanc
         language, encoders = costs.loads(sizes, microbatches=len(placed))
         shares, fed = {}, {}
         for module in job.modules:
+            if module.is_generator:  # whose items are placed by count, however others are
+                shares[module.name] = [(1.0,) * module.grid.dp] * len(placed)
+                continue
             number = -1 if module is job.language else job.feeding.index(module)
             own = language if number < 0 else encoders[number]
             shares[module.name] = _shares(own, lane_costs(language, encoders, placed, number))

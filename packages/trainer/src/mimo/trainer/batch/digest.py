@@ -152,4 +152,6 @@ def _fingerprint(layouts: Iterable[SampleLayout]) -> hashlib.blake2b:
             found.update(b"weights;" + layout.weights.tobytes())
         for item in layout.items:
             found.update(f"{item.info.modality} {item.runs} {item.info.size};".encode())
+            if item.asked is not None:
+                found.update(f"made {item.asked} {item.made_from};".encode())
     return found

@@ -25,7 +25,7 @@ from mimo.trainer.cost.step_sizes import check_placed
 from mimo.trainer.items.handed_on import decoder_of, is_handed_on
 from mimo.trainer.items.prepared import Item, ItemAhead, Prepare, blank_item, prepare_item
 from mimo.trainer.job.job import Job, JobModule
-from mimo.trainer.job.taught import is_read, is_taught, rows_of, taught_rows
+from mimo.trainer.job.taught import fed_rows, is_read, is_taught, rows_of, taught_rows
 
 
 class Microbatch:
@@ -60,7 +60,7 @@ class Microbatch:
         self.placed = placed
         self._layouts = layouts
         self._owners: dict[str, Ownership] = {}
-        self._items: dict[str, tuple[PlacedItem, ...]] = {}
+        self._items: dict[str, tuple[tuple[int, PlacedItem], ...]] = {}
         self._rows: dict[str, list[Sequence[int]]] = {}
         self._token_cuts: dict[tuple[str, int, int], TokenCut] = {}
         self._passes: dict[str, tuple[Microbatch, ...]] = {}
@@ -101,12 +101,15 @@ class Microbatch:
     def item_owners(self, module: JobModule) -> Ownership:
         """Return which lane of a module owns which of what it reads for another one, sample by sample.
 
-        Of an encoder those are items, of a teacher samples.
+        Of an encoder those are items, of a teacher samples, of a generator samples that hold items for it to make:
+        always by count.
         """
         if module.feeds == module.name:
             return self.owners
         if module.name not in self._owners:
-            if self.placed is None:
+            if module.is_generator:
+                self._owners[module.name] = Ownership.even(sum(self._counts(module)), module.grid.dp)
+            elif self.placed is None:
                 counts = self._counts(module)
                 self._owners[module.name] = Ownership.even(len(counts), module.grid.dp).scaled(counts)
             else:
@@ -124,9 +127,33 @@ class Microbatch:
         return self._rows[module.name]
 
     def items(self, module: JobModule, lane: int) -> tuple[PlacedItem, ...]:
-        """Return the items that a lane of an encoder reads, in order."""
-        items = self._items_of(module)
-        return tuple(items[number] for number in self.item_owners(module).span(lane))
+        """Return the items that a lane of an encoder reads, or one of a generator makes, in order."""
+        return tuple(item for _, item in self.lane_items(module, lane))
+
+    def lane_items(self, module: JobModule, lane: int) -> tuple[tuple[int, PlacedItem], ...]:
+        """Return the same, each with the position of its sample."""
+        items, own = self._items_of(module), self.item_owners(module).span(lane)
+        if module.is_generator:
+            positions = set(self.made_samples(module, lane))
+            return tuple(pair for pair in items if pair[0] in positions)
+        return tuple(items[number] for number in own)
+
+    def made_samples(self, generator: JobModule, lane: int) -> tuple[int, ...]:
+        """Return the positions of the samples that hold items for a lane of a generator to make, ascending."""
+        made = [at for at, layout in enumerate(self.layouts) if layout.made(generator.modality)]
+        return tuple(made[number] for number in self.item_owners(generator).span(lane))
+
+    def fed_spans(self, generator: JobModule, lane: int) -> tuple[list[tuple[int, int]], int]:
+        """Return begin and end of the rows of each item in all that a lane of a generator is sent, and their number."""
+        spans, first = list[tuple[int, int]](), 0
+        for position in self.made_samples(generator, lane):
+            before = [0, *np.cumsum(fed_rows(generator, self.layouts[position])).tolist()]
+            for item in self.layouts[position].made(generator.modality):
+                assert item.made_from is not None
+                start, stop = item.made_from
+                spans.append((first + before[start], first + before[stop]))
+            first += before[-1]
+        return spans, first
 
     def prepare(self, module: JobModule, lane: int) -> list[Item]:
         """Decode the items that a lane of an encoder reads.
@@ -177,16 +204,15 @@ class Microbatch:
         """
         found: dict[tuple[int, int], DataError] = {}
         for module, place in places:
-            holders = [position for position, count in enumerate(self._counts(module)) for _ in range(count)]
-            positions = [holders[item] for item in self.item_owners(module).span(place.dp)]
-            items = self.items(module, place.dp)
+            items = self.lane_items(module, place.dp)
             for number in self.own_items(module, place)[0]:
                 ahead = self._ahead.get((module.name, place.dp, number))
                 error = None if ahead is None else ahead.wait()  # None where reading ahead failed and no longer does
                 if error is not None and not isinstance(error, Exception):
                     raise error  # an interrupt, which is for now
                 if isinstance(error, DataError):
-                    found.setdefault((positions[number], items[number].info.index), error)
+                    position, item = items[number]
+                    found.setdefault((position, item.info.index), error)
         return found
 
     def mark_broken(self, broken: Mapping[int, Collection[int]]) -> None:
@@ -197,7 +223,7 @@ class Microbatch:
         )
         self._items.clear()  # those of the layouts before
         self._rows.clear()
-        for module in self._job.encoders:
+        for module in self._job.item_modules:
             for lane in range(module.grid.dp):
                 for number, item in enumerate(self.items(module, lane)):
                     if item.is_broken and (ahead := self._ahead.pop((module.name, lane, number), None)) is not None:
@@ -240,6 +266,20 @@ class Microbatch:
         read = np.array([*(is_taught(self._job, layout) for layout in layouts), False])  # the last is the padding
         return np.flatnonzero(packed.targets & read[packed.samples])
 
+    def fed(self, generator: JobModule, lane: int, context_rank: int = 0) -> NDArray[np.int64]:
+        """Return which rows of the language model's packed tokens a generator makes items from, ascending.
+
+        Args:
+            generator: which.
+            lane: of the language model.
+            context_rank: that holds them.
+        """
+        packed = self.packed(self._job.language, lane, context_rank)
+        own = [fed_rows(generator, layout) for layout in self.lane_layouts(self._job.language, lane)]
+        starts = np.cumsum([0, *map(len, own)])
+        wanted = np.concatenate([*own, np.zeros(1, dtype=np.bool_)])  # the last is the padding
+        return np.flatnonzero(wanted[np.minimum(starts[packed.samples] + packed.positions, len(wanted) - 1)])
+
     def route(self, edge: Edge, rank: int) -> Route:
         """Return what ``rank`` sends and receives on ``edge``."""
         if edge.name not in self._known:
@@ -268,7 +308,7 @@ class Microbatch:
             tuple(
                 (
                     len(layout.tokens),
-                    *((item.info.modality, item.runs, item.info.size) for item in layout.items),
+                    *((item.info.modality, item.runs, item.info.size, item.made_from) for item in layout.items),
                 )
                 for layout in self.layouts
             ),
@@ -279,11 +319,15 @@ class Microbatch:
         whole = self._passes.get(module.name, (self,))
         return whole, whole.index(self)
 
-    def _items_of(self, module: JobModule) -> tuple[PlacedItem, ...]:
-        """Return all items that an encoder reads, sample by sample."""
+    def _items_of(self, module: JobModule) -> tuple[tuple[int, PlacedItem], ...]:
+        """Return all items that an encoder reads, or a generator makes, sample by sample, with its position."""
         if module.name not in self._items:
-            read = self.read_by(module)
-            self._items[module.name] = tuple(item for layout in read for item in layout.items_of(module.modality))
+            self._items[module.name] = tuple(
+                (position, item)
+                for position, layout in enumerate(self.layouts)
+                if is_read(self._job, module, layout)
+                for item in (layout.made if module.is_generator else layout.items_of)(module.modality)
+            )
         return self._items[module.name]
 
     def _pipeline(self, edge: Edge, rank: int) -> Route:
@@ -301,30 +345,33 @@ class Microbatch:
         return pipeline_route(module.grid, rank=rank, source=source, target=target, rows=rows)
 
     def _boundary(self, edge: Edge, rank: int) -> Route:
-        feeds = self._job.module(edge.source.module)
-        source, target = (self._end(end, feeds) for end in (edge.source, edge.target))
-        rows = [own for each in self._rows_of(feeds) for own in each]
+        carried = self._job.carried_by(edge)
+        source, target = (self._end(end, carried) for end in (edge.source, edge.target))
+        rows = [own for each in self._rows_of(carried) for own in each]
         return boundary_route(rank=rank, source=source, target=target, rows=rows)
 
-    def _end(self, stage: StageId, feeds: JobModule) -> End:
-        """Return where the rows that a module sends for each item, or a teacher for each sample, lie in a stage."""
+    def _end(self, stage: StageId, carried: JobModule) -> End:
+        """Return where the rows lie in a stage that a module sends, or is sent, for each of its items or samples."""
         module = self._job.module(stage.module)
         grid = module.grid
         owners = self.item_owners(module)
-        if is_target := module.name == feeds.feeds:
-            pairs = zip(self.layouts, self._counts(feeds), strict=True)
+        if is_other := module is not carried:
+            pairs = zip(self.layouts, self._counts(carried), strict=True)
             owners = owners.scaled([count for layout, count in pairs if is_read(self._job, module, layout)])
 
         def cut(lane: int) -> Cut:
-            if feeds.distil is not None:
+            if carried.distil is not None:
                 own = [taught_rows(self._job, layout) for layout in self.lane_layouts(module, lane)]
                 return self._token_cut(module, lane, slices=1).chosen(own)
-            if is_target:
-                return self._token_cut(module, lane).rows(self.lane_layouts(module, lane), feeds.modality)
+            if is_other and carried.is_generator:
+                own = [fed_rows(carried, layout) for layout in self.lane_layouts(module, lane)]
+                return self._token_cut(module, lane).chosen(own)
+            if is_other:
+                return self._token_cut(module, lane).rows(self.lane_layouts(module, lane), carried.modality)
             whole, index = self._pass(module)
             return encoder_cut(module, [one._lane_rows(module, lane) for one in whole], index)  # noqa: SLF001 - its own class's
 
-        splits = module.sequence_parallel and feeds.distil is None  # all tensor ranks have what a teacher says
+        splits = module.sequence_parallel and carried.distil is None  # all tensor ranks have what a teacher says
         return End(
             grid=grid,
             stage=self._pipeline_rank(stage),

@@ -65,7 +65,7 @@ class TokenCut:
         starts, rows, first = [-1], [0], 0
         for layout in layouts:
             for item in layout.items:
-                if item.info.modality == modality:
+                if item.runs and item.info.modality == modality:
                     starts += [first + start for start, _ in item.runs]
                     rows += [stop - start for start, stop in item.runs]
             first += len(layout.tokens)

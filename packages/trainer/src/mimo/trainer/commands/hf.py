@@ -170,6 +170,7 @@ def _parts(
             named holds a model that can't be read; or nothing is there to be set aside.
     """
     from mimo.checkpoint import read_published_json
+    from mimo.model import GeneratorSpec
     from mimo.trainer.published.find import find_parts
     from mimo.trainer.published.part import CONFIG_NAME
     from mimo.trainer.published.readers import installed_modules, readers_of, split_word
@@ -189,7 +190,11 @@ def _parts(
         if job is None:
             modules = installed_modules(name, plugin)
         else:
-            modules = [(module.name, module.spec) for module in job.modules if name in {"", module.name}]
+            modules = [
+                (module.name, module.spec)
+                for module in job.modules
+                if name in {"", module.name} and not isinstance(module.spec, GeneratorSpec)
+            ]
         described = read_published_json(folder / CONFIG_NAME)
         parts = find_parts(
             folder,

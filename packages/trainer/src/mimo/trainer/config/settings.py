@@ -236,10 +236,10 @@ class Distil:
 
 @attrs.frozen(kw_only=True)
 class ModuleSettings:
-    """One module: an encoder with its projector, the language model, or a teacher of it."""
+    """One module: an encoder with its projector, the language model, a teacher of it, or a generator."""
 
     plugin: str = setting(
-        "encoder plugin, or language-model plugin for the module named language and for teachers",
+        "encoder plugin; for the module named language and teachers a language model, with fed_by a generator",
         validator=[not_empty],
     )
     ranks: Ranks = setting('its ranks: "0-3", "0,2,5-7" or a list')  # noqa: RUF009 -- declares a field, as all do
@@ -281,12 +281,13 @@ class ModuleSettings:
         "makes the module a teacher: a frozen language model that the one named language learns from", default=None
     )
     loss_weight: float = setting(
-        "of the loss by labels, for the module named language, or of a teacher's; 0: only reported",
+        "of the loss by labels, for the module named language, or of a teacher's or generator's; 0: only reported",
         default=1.0,
         validator=[from_zero()],
     )
     feeds: str = setting("language model that takes an encoder's rows: language, or a teacher", default=LANGUAGE)
-    modality: str = setting("what an encoder reads, and its placeholder; empty: the plugin's", default="")
+    fed_by: str = setting("makes the module a generator, of items from the rows of language", default="")
+    modality: str = setting("what an encoder reads or a generator makes; empty: the plugin's", default="")
     config: Mapping[str, Any] = setting("settings of the plugin", default=attrs.Factory(dict))
     optimizer: Mapping[str, Any] = setting(
         "keys of [optimizer] that differ for this module", default=attrs.Factory(dict)

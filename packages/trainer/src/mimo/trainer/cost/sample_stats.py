@@ -10,9 +10,35 @@ import numpy as np
 from mimo.data import Dataset, SampleLayout
 from mimo.hooks import DataError
 from mimo.trainer.job.job import Job, JobModule
-from mimo.trainer.job.taught import is_taught
+from mimo.trainer.job.taught import fed_rows, is_taught
 
 _SAMPLES = 32
+
+
+@attrs.frozen(kw_only=True)
+class MadeStats:
+    """What a generator has to make of a few samples.
+
+    Args:
+        sizes: of the items.
+        rows: from how many rows of the language model each is made.
+        sent: how many rows it is sent for all of them.
+    """
+
+    sizes: tuple[tuple[int, ...], ...] = ()
+    rows: tuple[int, ...] = ()
+    sent: int = 0
+
+    @classmethod
+    def of(cls, generator: JobModule, layouts: Sequence[SampleLayout]) -> MadeStats:
+        """Return that of samples."""
+        items = [item for layout in layouts for item in layout.made(generator.modality)]
+        spans = [item.made_from or (0, 0) for item in items]
+        return cls(
+            sizes=tuple(item.info.size for item in items),
+            rows=tuple(stop - start for start, stop in spans),
+            sent=sum(int(np.count_nonzero(fed_rows(generator, layout))) for layout in layouts),
+        )
 
 
 @attrs.frozen(kw_only=True)
@@ -22,9 +48,10 @@ class SampleStats:
     Args:
         lengths: rows of each, those of items included.
         labels: number of rows that have labels of a weight other than 0, over all samples.
-        sizes: of all their items, by modality.
+        sizes: of all their items that are read, by modality.
         taught: for each sample whether teachers read it.
         taught_labels: number of the rows that they say something of, over all samples.
+        made: what each generator has to make, by module.
     """
 
     lengths: tuple[int, ...]
@@ -32,6 +59,7 @@ class SampleStats:
     sizes: Mapping[str, tuple[tuple[int, ...], ...]]
     taught: tuple[bool, ...] = ()
     taught_labels: int = 0
+    made: Mapping[str, MadeStats] = attrs.field(factory=dict)
 
     def of_module(self, module: JobModule) -> SampleStats:
         """Return what of the samples a module reads: a teacher those alone that it teaches."""
@@ -65,7 +93,7 @@ class SampleStats:
     @classmethod
     def of_layouts(cls, job: Job, layouts: Sequence[SampleLayout]) -> SampleStats:
         """Return statistics of these samples."""
-        infos = [item.info for layout in layouts for item in layout.items]
+        infos = [item.info for layout in layouts for item in layout.items if item.runs]
         labels = [int(np.count_nonzero(layout.targets)) for layout in layouts]
         taught = [is_taught(job, layout) for layout in layouts] if job.teachers else [False] * len(layouts)
         return cls(
@@ -77,6 +105,7 @@ class SampleStats:
             },
             taught=tuple(taught),
             taught_labels=sum(number for number, own in zip(labels, taught, strict=True) if own),
+            made={generator.name: MadeStats.of(generator, layouts) for generator in job.generators},
         )
 
 

@@ -15,13 +15,13 @@ from pathlib import Path
 
 import attrs
 
-from mimo.model import EncoderSeam, EncoderSpec, LanguageModelSpec, OpCost, Stage
+from mimo.model import EncoderSeam, EncoderSpec, GeneratorSpec, LanguageModelSpec, OpCost, Stage
 from mimo.optimizer.estimates import Lanes, Numbers, SentBytes
 from mimo.schedule import Costs, Link, Seconds, StageCost
 from mimo.topology import Edge, StageId
 from mimo.trainer.config.settings import LANGUAGE
 from mimo.trainer.cost.profile import read_profile
-from mimo.trainer.cost.sample_stats import SampleStats, microbatch_samples
+from mimo.trainer.cost.sample_stats import MadeStats, SampleStats, microbatch_samples
 from mimo.trainer.job.job import NUMBER_BYTES, Job, JobModule, PartShare
 
 
@@ -194,6 +194,11 @@ def op_costs(job: Job, stage: StageId, stats: SampleStats) -> Mapping[str, OpCos
                 else _own_side(costs, module.spec.seam, plugin_stage)
             )
         return _from_shapes(job, module, plugin_stage, sum(module.spec.rows(module.config, size) for size in sizes))
+    if isinstance(module.spec, GeneratorSpec):
+        made, spec = stats.made.get(module.name, MadeStats()), module.spec
+        if spec.flops is not None:
+            return spec.flops(module.config, job.row_width(module), cut.recompute, made.sizes, made.rows)
+        return _from_shapes(job, module, plugin_stage, sum(spec.targets(module.config, size) for size in made.sizes))
     own = stats.of_module(module)
     if module.spec.flops is not None:
         costs = module.spec.flops(module.config, plugin_stage, cut.recompute, own.lengths, own.labels)
@@ -282,9 +287,12 @@ def _cuts(module: JobModule) -> int:
 
 
 def _rows(job: Job, edge: Edge, source: JobModule, stats: SampleStats) -> int:
+    if (generator := job.carried_by(edge)).is_generator:
+        return stats.made.get(generator.name, MadeStats()).sent
     if isinstance(source.spec, LanguageModelSpec):
         own = stats.of_module(source)
         return own.labels if job.teaches(edge) else sum(own.lengths)
+    assert isinstance(source.spec, EncoderSpec), source.name
     sizes: Sequence[tuple[int, ...]] = stats.sizes.get(source.modality, ())
     if not job.is_inside(edge):
         return sum(source.spec.rows(source.config, size) for size in sizes)

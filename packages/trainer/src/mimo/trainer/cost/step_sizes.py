@@ -73,6 +73,8 @@ class StepSizes:
         found = {module.modality: _Gathered() for module in job.encoders}
         for position, layout in enumerate(layouts):
             for item in layout.items:
+                if not item.runs:
+                    continue
                 found[item.info.modality].add(position, item.rows, item.info.size)
         return cls(
             lengths=np.array([len(layout.tokens) for layout in layouts], dtype=np.int64),

@@ -21,7 +21,8 @@ from mimo.trainer.decoding.running import Question, Running
 from mimo.trainer.decoding.stages import Stages
 from mimo.trainer.job.job import Job
 from mimo.trainer.job.precision import compute_dtype
-from mimo.trainer.step.programs.encoder_program import on_device, take_rows
+from mimo.trainer.step.programs.encoder_program import take_rows
+from mimo.trainer.step.programs.item_program import on_device
 from mimo.trainer.step.programs.language_program import LanguageProgram, language_batch
 from mimo.trainer.step.trainer import Trainer
 

@@ -1,4 +1,4 @@
-"""Items as encoders are given them: decoded and prepared, of the size that their rows were counted by."""
+"""Items as their modules are given them: decoded and prepared, of the size that their rows were counted by."""
 
 from __future__ import annotations
 
@@ -10,34 +10,34 @@ from torch import Tensor
 
 from mimo.data import Dataset, is_read_failure, retried
 from mimo.hooks import DataError, ItemInfo, RunError, UserError
-from mimo.model import EncoderSpec
+from mimo.model import EncoderSpec, GeneratorSpec, noun_of
 from mimo.trainer.items.finite_items import finite_item
 from mimo.trainer.job.job import JobModule
 
 Item: TypeAlias = Mapping[str, Tensor]
-"""What an encoder plugin prepares of an item: tensors by name."""
+"""What the plugin of an encoder or generator prepares of an item: tensors by name."""
 Prepare: TypeAlias = Callable[[], Item]
-"""Returns what an encoder is given of an item."""
+"""Returns what its module is given of an item."""
 
 
 class ItemAhead(Protocol):
     """An item that is prepared before it is needed."""
 
     def take(self) -> Item:
-        """Return what an encoder is given of it."""
+        """Return what its module is given of it."""
 
     def wait(self) -> BaseException | None:
         """Return why it can't be prepared, None if it is."""
 
 
 def prepare_item(dataset: Dataset, module: JobModule, info: ItemInfo) -> Item:
-    """Decode an item of a dataset, and return what an encoder is given of it.
+    """Decode an item of a dataset, and return what its module is given of it.
 
     Raises:
         DataError: it can't be decoded, or has another size than it had; its file and line are named.
         RunError: the file system can't be read.
     """
-    assert isinstance(module.spec, EncoderSpec)
+    assert isinstance(module.spec, EncoderSpec | GeneratorSpec)
     try:
         size, prepared = retried(partial(_read_item, dataset, module, info))
         if prepared is not None:
@@ -53,7 +53,7 @@ def prepare_item(dataset: Dataset, module: JobModule, info: ItemInfo) -> Item:
             ) from error
         raise DataError(
             dataset.where(info.sample),
-            expected=f"an item that the {module.spec.name} encoder can read",
+            expected=f"an item that the {module.spec.name} {noun_of(module.spec)} can read",
             got=f"{info.modality} {info.index} of size {info.size}: {error}",
         ) from error
     raise DataError(
@@ -67,14 +67,14 @@ def prepare_item(dataset: Dataset, module: JobModule, info: ItemInfo) -> Item:
 
 def blank_item(module: JobModule, info: ItemInfo) -> Item:
     """Return what stands in the place of an item that can't be decoded, until zeros take that of its rows."""
-    assert isinstance(module.spec, EncoderSpec)
+    assert isinstance(module.spec, EncoderSpec | GeneratorSpec)
     assert module.spec.blank is not None
     return finite_item(module.spec.prepare(module.config, module.spec.blank(info.size)))
 
 
 def _read_item(dataset: Dataset, module: JobModule, info: ItemInfo) -> tuple[tuple[int, ...], Item | None]:
-    """Return the size of an item, and what an encoder is given of it if that is what it was."""
-    assert isinstance(module.spec, EncoderSpec)
+    """Return the size of an item, and what its module is given of it if that is what it was."""
+    assert isinstance(module.spec, EncoderSpec | GeneratorSpec)
     raw = dataset.raw(info.sample, info.index)
     size = tuple(module.spec.measure(raw))
     return size, module.spec.prepare(module.config, raw) if size == tuple(info.size) else None

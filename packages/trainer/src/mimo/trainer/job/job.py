@@ -10,9 +10,9 @@ from typing import Any
 
 import attrs
 
-from mimo.data import NEWEST_ORDER, Dataset, SampleLayout, SampleOrder, Tokenizer, WeightChange, lay_out
+from mimo.data import NEWEST_ORDER, Dataset, MadeItem, SampleLayout, SampleOrder, Tokenizer, WeightChange, lay_out
 from mimo.hooks import DataError
-from mimo.model import EncoderSpec, Frozen, LanguageModelSpec, Lora, Stage
+from mimo.model import EncoderSpec, Frozen, GeneratorSpec, LanguageModelSpec, Lora, ModuleSpec, Stage
 from mimo.optimizer import LearningRate, OptimizerSpec, Pattern, Precision, Rule, Rules
 from mimo.schedule import Plan
 from mimo.topology import Edge, Grid, ModuleGraph, Recompute, StageId
@@ -85,10 +85,10 @@ class JobModule:
         round_rows: of how many rows the language model's tensors have a multiple, padded at the end.
         frozen: what is not trained, True for the whole module.
         lora: which of its linears are adapted, by parameters of their own that are trained whatever is frozen.
-        modality: what an encoder reads; empty for language models.
-        feeds: the module that takes its rows; of the language model itself nothing.
+        modality: what an encoder reads, or a generator makes; empty for language models.
+        feeds: the module that takes its rows; of the language model itself nothing, and empty of a generator.
         distil: how it teaches, if it is a teacher.
-        loss_weight: of what the language model, or a teacher of it, adds to the loss.
+        loss_weight: of what the language model, a teacher of it, or a generator adds to the loss.
         optimizer: how it is stepped.
         divided: whether it is divided at its seam: the tower works ahead, the projector, its last stage, does not.
         trains: for each stage whether it holds anything that is trained; `mimo.trainer.resolving.resolve` finds out.
@@ -96,7 +96,7 @@ class JobModule:
     """
 
     name: str
-    spec: EncoderSpec | LanguageModelSpec
+    spec: ModuleSpec
     config: Any
     grid: Grid
     chunks: int
@@ -120,7 +120,12 @@ class JobModule:
     @property
     def is_of_teacher(self) -> bool:
         """Whether it is a teacher, or feeds one: nothing of it is trained, nor drawn at random."""
-        return self.distil is not None or self.feeds != LANGUAGE
+        return self.distil is not None or (not self.is_generator and self.feeds != LANGUAGE)
+
+    @property
+    def is_generator(self) -> bool:
+        """Whether it makes items from rows of the language model."""
+        return isinstance(self.spec, GeneratorSpec)
 
     @property
     def slices(self) -> int:
@@ -222,7 +227,17 @@ class Job:
     @property
     def feeding(self) -> tuple[JobModule, ...]:
         """The modules that feed another one: encoders and teachers."""
-        return tuple(module for module in self.modules if module.name != LANGUAGE)
+        return tuple(module for module in self.modules if module.name != LANGUAGE and not module.is_generator)
+
+    @property
+    def item_modules(self) -> tuple[JobModule, ...]:
+        """The modules that are given items: to read, or to learn to make."""
+        return tuple(module for module in self.modules if isinstance(module.spec, EncoderSpec | GeneratorSpec))
+
+    @property
+    def generators(self) -> tuple[JobModule, ...]:
+        """The modules that make items."""
+        return tuple(module for module in self.modules if module.is_generator)
 
     @property
     def encoders(self) -> tuple[JobModule, ...]:
@@ -245,10 +260,12 @@ class Job:
         return tuple(module for module in self.modules if module.distil is not None)
 
     def row_width(self, module: JobModule) -> int:
-        """Return the width of the rows that a language model takes, or that an encoder delivers to its own."""
+        """Return the width of the rows that a module takes from another one, or that an encoder delivers."""
         taker = self.module(module.feeds) if isinstance(module.spec, EncoderSpec) else module
-        assert isinstance(taker.spec, LanguageModelSpec), taker.name
-        return taker.spec.row_width(taker.config)
+        if isinstance(taker.spec, LanguageModelSpec):
+            return taker.spec.row_width(taker.config)
+        assert isinstance(self.language.spec, LanguageModelSpec)
+        return self.language.spec.hidden(self.language.config)
 
     @property
     def next_tokens(self) -> int:
@@ -282,12 +299,17 @@ class Job:
         if self.teaches(edge):
             return self.row_bytes(edge)
         if not self.is_inside(edge):
-            return self.row_width(source)
+            return self.row_width(self.carried_by(edge))
         if isinstance(source.spec, LanguageModelSpec):
             return source.spec.message_width(source.config, self.stage(self.built(edge.source)))
         across = source.spec.seam if edge.is_boundary else source.spec.stages
         assert across is not None
         return across.width(source.config)
+
+    def carried_by(self, edge: Edge) -> JobModule:
+        """Return the module for which rows travel between modules: the one that feeds another, or a generator."""
+        target = self.module(edge.target.module)
+        return target if target.is_generator else self.module(edge.source.module)
 
     def message_rows(self, edge: Edge, size: tuple[int, ...]) -> int:
         """Return the rows that one item of this size sends on an edge inside an encoder."""
@@ -336,6 +358,13 @@ class Job:
             grids={modality: partial(spec.grid, config) for modality, spec, config in specs if spec.grid is not None},
             patterns={
                 modality: partial(spec.pattern, config) for modality, spec, config in specs if spec.pattern is not None
+            },
+            made={
+                module.modality: MadeItem(
+                    rows=module.spec.rows(module.config), reads_own=module.spec.reads(module.config) == "own"
+                )
+                for module in self.generators
+                if isinstance(module.spec, GeneratorSpec)
             },
         )
         if found.truncated and self.settings.data.longer == "refuse":

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import attrs
 import numpy as np
@@ -34,10 +34,12 @@ from mimo.data import (
     weights_of,
 )
 from mimo.hooks import DataError, ItemInfo, RunError, UserError
-from mimo.model import EncoderSpec
+from mimo.model import EncoderSpec, GeneratorSpec, noun_of
 
+ItemSpec: TypeAlias = EncoderSpec | GeneratorSpec
+"""A plugin that is given items."""
 PICTURES = "image"
-"""The modality that an `EncoderSpec` names if it takes decoded pictures."""
+"""The modality that an `ItemSpec` names if it takes decoded pictures."""
 
 _CACHED_SAMPLES = 256
 """A step asks for the same few samples several times."""
@@ -56,7 +58,7 @@ class MeasuredDataset:
     """
 
     def __init__(
-        self, inner: Dataset, encoders: Mapping[str, EncoderSpec], known: JoinedSizes | None = None, end: int = 0
+        self, inner: Dataset, encoders: Mapping[str, ItemSpec], known: JoinedSizes | None = None, end: int = 0
     ) -> None:
         self._inner = inner
         self._encoders = encoders
@@ -168,11 +170,11 @@ class MeasuredDataset:
         except (ValueError, TypeError, OSError) as error:
             raise self._unreadable(info, encoder, error) from error
 
-    def _unreadable(self, info: ItemInfo, encoder: EncoderSpec, error: Exception) -> UserError:
+    def _unreadable(self, info: ItemInfo, encoder: ItemSpec, error: Exception) -> UserError:
         where, got = self._inner.where(info.sample), f"{info.modality} {info.index}: {error}"
         if is_read_failure(error):  # no fault of the item
             return RunError(where, expected="a file system that can be read", got=got)
-        return DataError(where, expected=f"an item that the {encoder.name} encoder can read", got=got)
+        return DataError(where, expected=f"an item that the {encoder.name} {noun_of(encoder)} can read", got=got)
 
 
 def _damaged(where: str, error: IndexFileError) -> DataError:
@@ -182,7 +184,7 @@ def _damaged(where: str, error: IndexFileError) -> DataError:
 
 
 def measured(
-    dataset: Dataset | None, encoders: Mapping[str, EncoderSpec], known: JoinedSizes | None = None, end: int = 0
+    dataset: Dataset | None, encoders: Mapping[str, ItemSpec], known: JoinedSizes | None = None, end: int = 0
 ) -> MeasuredDataset | None:
     """Return a dataset with all sizes, see `MeasuredDataset`; None stays None."""
     return None if dataset is None else MeasuredDataset(dataset, encoders, known, end)
@@ -194,7 +196,7 @@ def knows_all_sizes(dataset: Dataset) -> bool:
     return known is not None and all(part is not None for part in known.parts)
 
 
-def decoded(encoder: EncoderSpec, raw: Any) -> Any:
+def decoded(encoder: ItemSpec, raw: Any) -> Any:
     """Return a raw item as an encoder takes it: the path of a picture as the decoded picture, all else as it is.
 
     Raises:
@@ -203,7 +205,7 @@ def decoded(encoder: EncoderSpec, raw: Any) -> Any:
     return load_image(raw) if _is_picture_path(encoder, raw) else raw
 
 
-def _size(encoder: EncoderSpec, raw: Any) -> tuple[int, ...]:
+def _size(encoder: ItemSpec, raw: Any) -> tuple[int, ...]:
     """Return what an encoder measures, for the path of a picture from its header alone."""
     if not _is_picture_path(encoder, raw):
         return tuple(encoder.measure(raw))
@@ -211,6 +213,6 @@ def _size(encoder: EncoderSpec, raw: Any) -> tuple[int, ...]:
         return tuple(encoder.measure(image))
 
 
-def _is_picture_path(encoder: EncoderSpec, raw: Any) -> bool:
+def _is_picture_path(encoder: ItemSpec, raw: Any) -> bool:
     """Tell whether an encoder that takes decoded pictures, by whatever name its modality goes, is given a path."""
     return encoder.modality == PICTURES and isinstance(raw, Path)

@@ -7,18 +7,21 @@ from typing import Any
 
 import attrs
 
-from mimo.hooks import ConfigError
+from mimo.hooks import ConfigError, Kind
 from mimo.model import (
     ENCODERS,
+    GENERATORS,
     LANGUAGE_MODELS,
     EncoderSpec,
     Frozen,
     LanguageModelSpec,
+    ModuleSpec,
     Stage,
     check_module,
     check_training,
     hf_families,
     named_by_parts,
+    noun_of,
     stage_trains,
 )
 from mimo.topology import Grid
@@ -29,6 +32,7 @@ from mimo.trainer.config.structure import structure, unstructure
 from mimo.trainer.job.job import JobModule
 from mimo.trainer.resolving.optimizer import refuse_keys_of_frozen, resolve_module_optimizer
 
+_WITH_ARTICLE = {"encoder": "an encoder", "generator": "a generator"}
 RESERVED_NAMES = frozenset(
     {BASE, IMPORTED, OPTIMIZER, PROGRESS, RERUN, SETTINGS}
     | {"checkpoint", "data", "logging", "loss_scale", "model", "run", "schedule", "tokenizer"}
@@ -45,50 +49,7 @@ def resolve_module(name: str, settings: Settings, find: Find) -> JobModule:
     """
     where, table = f"modules.{name}", settings.modules[name]
     _check_name(name)
-    spec: EncoderSpec | LanguageModelSpec
-    if name == LANGUAGE and table.distil is not None:
-        raise ConfigError(
-            f"{where}.distil",
-            expected="nothing, as this module is the one that learns",
-            got=repr(unstructure(table.distil)),
-            fix="Put it into the table of another language model, which is its teacher.",
-        )
-    if name == LANGUAGE or table.distil is not None:
-        spec = find(LANGUAGE_MODELS, table.plugin, f"{where}.plugin")
-        if table.modality:
-            raise ConfigError(
-                f"{where}.modality", expected="nothing, as only encoders read one", got=repr(table.modality)
-            )
-        if table.batch_factor != 1:
-            raise ConfigError(
-                f"{where}.batch_factor",
-                expected="1, as only passes of encoders serve several microbatches",
-                got=repr(table.batch_factor),
-                fix="Set run.micro_batch to change what the language model takes at once.",
-            )
-        if table.prefetch and table.distil is None:
-            raise ConfigError(
-                f"{where}.prefetch",
-                expected="false, as only what feeds the language model can be made during the step before",
-                got="true",
-                fix="Leave it out.",
-            )
-    else:
-        spec = find(ENCODERS, table.plugin, f"{where}.plugin")
-        if table.loss_weight != 1:
-            raise ConfigError(
-                f"{where}.loss_weight",
-                expected="1, as an encoder has no targets of its own",
-                got=repr(table.loss_weight),
-                fix="Leave it out.",
-            )
-        if table.round_rows != 1:
-            raise ConfigError(
-                f"{where}.round_rows",
-                expected="1, as an encoder makes the rows of its items and no others",
-                got=repr(table.round_rows),
-                fix=f"Set modules.{LANGUAGE}.round_rows to pad the rows of the language model.",
-            )
+    spec = _plugin(name, table, find)
     module = JobModule(
         name=name,
         spec=spec,
@@ -105,7 +66,7 @@ def resolve_module(name: str, settings: Settings, find: Find) -> JobModule:
         lora=table.lora,
         modality="" if isinstance(spec, LanguageModelSpec) else table.modality or spec.modality,
         optimizer=resolve_module_optimizer(name, settings, find),
-        feeds=table.feeds,
+        feeds="" if table.fed_by else table.feeds,
         distil=table.distil,
         loss_weight=table.loss_weight,
     )
@@ -126,6 +87,97 @@ def resolve_module(name: str, settings: Settings, find: Find) -> JobModule:
         check_distils(where, spec)
     _check_ignored(where, spec, module.config, table)
     return module
+
+
+def _plugin(name: str, table: ModuleSettings, find: Find) -> ModuleSpec:
+    """Return a module's plugin; keys that its kind of module does not have are refused."""
+    where = f"modules.{name}"
+    _check_fed_by(name, table)
+    if name == LANGUAGE and table.distil is not None:
+        raise ConfigError(
+            f"{where}.distil",
+            expected="nothing, as this module is the one that learns",
+            got=repr(unstructure(table.distil)),
+            fix="Put it into the table of another language model, which is its teacher.",
+        )
+    spec: ModuleSpec
+    if name == LANGUAGE or table.distil is not None:
+        spec = find(LANGUAGE_MODELS, table.plugin, f"{where}.plugin")
+        _check_language_keys(where, table)
+        return spec
+    kind: Kind[Any] = GENERATORS if table.fed_by else ENCODERS
+    spec = find(kind, table.plugin, f"{where}.plugin")
+    _check_item_keys(where, table, noun_of(spec))
+    return spec
+
+
+def _check_language_keys(where: str, table: ModuleSettings) -> None:
+    """Refuse keys that language models do not have."""
+    if table.modality:
+        raise ConfigError(f"{where}.modality", expected="nothing, as only encoders read one", got=repr(table.modality))
+    if table.batch_factor != 1:
+        raise ConfigError(
+            f"{where}.batch_factor",
+            expected="1, as only passes of encoders serve several microbatches",
+            got=repr(table.batch_factor),
+            fix="Set run.micro_batch to change what the language model takes at once.",
+        )
+    if table.prefetch and table.distil is None:
+        raise ConfigError(
+            f"{where}.prefetch",
+            expected="false, as only what feeds the language model can be made during the step before",
+            got="true",
+            fix="Leave it out.",
+        )
+
+
+def _check_item_keys(where: str, table: ModuleSettings, noun: str) -> None:
+    """Refuse keys that encoders, or generators, do not have."""
+    if table.loss_weight != 1 and not table.fed_by:
+        raise ConfigError(
+            f"{where}.loss_weight",
+            expected="1, as an encoder has no targets of its own",
+            got=repr(table.loss_weight),
+            fix="Leave it out.",
+        )
+    if table.prefetch and table.fed_by:
+        raise ConfigError(
+            f"{where}.prefetch",
+            expected="false, as a generator reads rows that the language model makes in their own step",
+            got="true",
+            fix="Leave it out.",
+        )
+    if table.round_rows != 1:
+        raise ConfigError(
+            f"{where}.round_rows",
+            expected=f"1, as {_WITH_ARTICLE[noun]} makes the rows of its items and no others",
+            got=repr(table.round_rows),
+            fix=f"Set modules.{LANGUAGE}.round_rows to pad the rows of the language model.",
+        )
+
+
+def _check_fed_by(name: str, table: ModuleSettings) -> None:
+    """Refuse generators that another module is to feed, and keys of other kinds of modules beside theirs."""
+    if not table.fed_by:
+        return
+    where, others = f"modules.{name}", {"distil": table.distil is not None, "feeds": table.feeds != LANGUAGE}
+    if name == LANGUAGE or table.fed_by != LANGUAGE:
+        raise ConfigError(
+            f"{where}.fed_by",
+            expected="nothing, as this module is the language model"
+            if name == LANGUAGE
+            else f"{LANGUAGE!r}, as only its rows feed generators",
+            got=repr(table.fed_by),
+            fix="Leave it out, or put it into the table of a generator." if name == LANGUAGE else "",
+        )
+    for key, is_set in others.items():
+        if is_set:
+            raise ConfigError(
+                f"{where}.{key}",
+                expected="nothing beside fed_by, which makes the module a generator",
+                got=repr(unstructure(getattr(table, key))),
+                fix="Leave one of the two out.",
+            )
 
 
 def _check_feeds(name: str, settings: Settings) -> None:
@@ -152,7 +204,7 @@ def _check_feeds(name: str, settings: Settings) -> None:
 def _is_of_teacher(name: str, settings: Settings) -> bool:
     """Tell whether a module is a teacher, or feeds one."""
     table = settings.modules[name]
-    return name != LANGUAGE and (table.distil is not None or table.feeds != LANGUAGE)
+    return name != LANGUAGE and not table.fed_by and (table.distil is not None or table.feeds != LANGUAGE)
 
 
 def _refuse_training(where: str, table: ModuleSettings) -> None:
@@ -189,7 +241,7 @@ def check_distils(where: str, spec: LanguageModelSpec) -> None:
         )
 
 
-def _check_ignored(where: str, spec: EncoderSpec | LanguageModelSpec, config: Any, table: ModuleSettings) -> None:
+def _check_ignored(where: str, spec: ModuleSpec, config: Any, table: ModuleSettings) -> None:
     """Refuse keys that no published family of a plugin lets anyone set aside."""
     if not table.ignore:
         return

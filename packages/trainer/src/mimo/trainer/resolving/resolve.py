@@ -14,7 +14,7 @@ import attrs
 
 from mimo.data import DATASETS, TOKENIZERS, Dataset, LimitedTokenizer, SplitName, Tokenizer
 from mimo.hooks import ConfigError, UserError
-from mimo.model import EncoderSpec, LanguageModelSpec
+from mimo.model import EncoderSpec, GeneratorSpec, LanguageModelSpec, noun_of
 from mimo.schedule import SCHEDULES, Costs, Plan, ScheduleSpec, check
 from mimo.topology import Module, ModuleGraph, Placement, StageId, count_microbatches
 from mimo.trainer.config.fields import own_keys
@@ -196,16 +196,16 @@ def _used(settings: Settings, purpose: Purpose) -> list[str]:
 def _tokenizer(settings: Settings, modules: tuple[JobModule, ...], find: Find) -> tuple[Tokenizer, Any]:
     readers: dict[tuple[str, str], str] = {}
     for module in modules:
-        key = (module.feeds, module.modality)
-        if isinstance(module.spec, EncoderSpec) and key in readers:
+        key, verb = (module.feeds, module.modality), "makes" if module.is_generator else "reads"
+        if module.modality and key in readers:
             raise ConfigError(
                 f"modules.{module.name}.modality",
-                expected="a modality that no other module reads",
-                got=f"{module.modality!r}, which {readers[key]} reads",
+                expected=f"a modality that no other module {verb}",
+                got=f"{module.modality!r}, which {readers[key]} {verb}",
                 fix="Give one of them another name; the data's placeholders tell them apart.",
             )
         readers[key] = module.name
-    modalities = [module.modality for module in _encoders(modules)]
+    modalities = _modalities(modules)
     spec = find(TOKENIZERS, settings.tokenizer.plugin, "tokenizer.plugin")
     config: Any = structure(settings.tokenizer.config, spec.config, "tokenizer", siblings=own_keys(TokenizerSettings))
     tokenizer = spec.build(config, modalities)
@@ -218,6 +218,12 @@ def _tokenizer(settings: Settings, modules: tuple[JobModule, ...], find: Find) -
 def _encoders(modules: Iterable[JobModule]) -> list[JobModule]:
     """Return the encoders that feed the language model, each of a modality of its own."""
     return [module for module in modules if isinstance(module.spec, EncoderSpec) and module.feeds == LANGUAGE]
+
+
+def _modalities(modules: Iterable[JobModule]) -> tuple[str, ...]:
+    """Return the modalities that the language model's encoders read and generators make, each once."""
+    ends = [module for module in modules if module.is_generator or module.feeds == LANGUAGE]
+    return tuple(dict.fromkeys(module.modality for module in ends if module.modality))
 
 
 def _with_vocabulary(module: JobModule, tokenizer: Tokenizer) -> JobModule:
@@ -246,13 +252,16 @@ def _with_loss_rows(module: JobModule) -> JobModule:
 
 
 def _with_training(modules: tuple[JobModule, ...], settings: Settings, purpose: Purpose) -> tuple[JobModule, ...]:
-    widths = {
-        module.name: module.spec.row_width(module.config)
-        for module in modules
-        if isinstance(module.spec, LanguageModelSpec)
-    }
+    languages = {module.name: module for module in modules if isinstance(module.spec, LanguageModelSpec)}
+
+    def width(module: JobModule) -> int:
+        """Return that of the rows between a module and its language model."""
+        taker = languages[module.feeds or LANGUAGE]
+        assert isinstance(taker.spec, LanguageModelSpec)
+        return taker.spec.hidden(taker.config) if module.is_generator else taker.spec.row_width(taker.config)
+
     return tuple(
-        with_training(module, settings, hidden=widths[module.feeds], ahead=module.prefetch and purpose == "train")
+        with_training(module, settings, hidden=width(module), ahead=module.prefetch and purpose == "train")
         for module in modules
     )
 
@@ -280,7 +289,11 @@ def _graph(modules: tuple[JobModule, ...], purpose: Purpose, placement: Placemen
             )
             for module in modules
         ),
-        arrows=tuple((module.name, module.feeds) for module in modules if module.name != LANGUAGE),
+        arrows=tuple(
+            (LANGUAGE, module.name) if module.is_generator else (module.name, module.feeds)
+            for module in modules
+            if module.name != LANGUAGE
+        ),
     )
     if purpose == "train" and not any(trains for module in graph.modules for trains in module.trains):
         raise ConfigError(
@@ -347,28 +360,26 @@ def _data(
     limited = LimitedTokenizer(
         inner=tokenizer,
         max_tokens=settings.data.max_tokens,
-        modalities=tuple(module.modality for module in _encoders(modules)),
+        modalities=_modalities(modules),
     )
     choice = DatasetChoice.of(spec, config, "data", find)
-    encoders = {module.modality: module.spec for module in _encoders(modules) if isinstance(module.spec, EncoderSpec)}
-    every = [module.spec for module in modules if isinstance(module.spec, EncoderSpec)]
-    for spec_of in every if settings.data.max_broken else ():
-        if spec_of.blank is None:
-            raise ConfigError(
-                "data.max_broken",
-                expected=f"0, as encoder {spec_of.name!r} has no item to put in the place of a broken one",
-                got=repr(settings.data.max_broken),
-                fix="Leave it out, or have the plugin give `blank`.",
-            )
+    readers, generators = _readers(modules, settings), [module for module in modules if module.is_generator]
 
     def opened(split: SplitName) -> MeasuredDataset | None:
         if rules is None:
             choice.write_index(split)
         dataset = choice.open(limited, split)
         if dataset is None or rules is None:
-            return measured(dataset, encoders)
+            return measured(dataset, readers)
         known = open_index(dataset, rules, skips_broken=settings.data.broken == "skip")
-        return measured(dataset, encoders, known, rules.end)
+        if known is not None and generators:
+            raise ConfigError(
+                f"modules.{generators[0].name}.fed_by",
+                expected="data without an index, which says nothing of what is to be made",
+                got="data with one",
+                fix="Delete the files of the index.",
+            )
+        return measured(dataset, readers, known, rules.end)
 
     try:
         train = opened("train") if purpose == "train" else None
@@ -387,6 +398,27 @@ def _data(
             fix="Check the keys of [data]" + (", or set run.evaluation_interval = 0." if purpose == "train" else "."),
         )
     return choice.plain(), train, evaluation
+
+
+def _readers(modules: Sequence[JobModule], settings: Settings) -> Mapping[str, EncoderSpec | GeneratorSpec]:
+    """Return by modality the plugins that measure its items; where both read or make one, an encoder does."""
+    every = [module for module in modules if isinstance(module.spec, EncoderSpec | GeneratorSpec)]
+    for module in every if settings.data.max_broken else ():
+        assert isinstance(module.spec, EncoderSpec | GeneratorSpec)
+        if module.spec.blank is None:
+            raise ConfigError(
+                "data.max_broken",
+                expected=f"0, as {noun_of(module.spec)} {module.spec.name!r} has no item to put in the place of a "
+                "broken one",
+                got=repr(settings.data.max_broken),
+                fix="Leave it out, or have the plugin give `blank`.",
+            )
+    ordered = sorted(every, key=lambda module: not module.is_generator)
+    return {
+        module.modality: module.spec
+        for module in ordered
+        if isinstance(module.spec, EncoderSpec | GeneratorSpec) and module.feeds in ("", LANGUAGE)
+    }
 
 
 def _no_plan(spec: ScheduleSpec, microbatches: int) -> Plan:

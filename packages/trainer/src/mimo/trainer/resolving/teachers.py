@@ -23,10 +23,11 @@ def check_teachers(modules: Sequence[JobModule], *, trains: bool) -> None:
     """
     language = next(module for module in modules if module.name == LANGUAGE)
     teachers = [module for module in modules if module.distil is not None]
-    if trains and not any(module.loss_weight for module in (language, *teachers)):
+    generators = [module for module in modules if module.is_generator]
+    if trains and not any(module.loss_weight for module in (language, *teachers, *generators)):
         raise ConfigError(
             f"modules.{LANGUAGE}.loss_weight",
-            expected="a number above 0, unless a teacher's loss_weight is one",
+            expected="a number above 0, unless the loss_weight of a teacher or generator is one",
             got="0, so that nothing would be learned",
             fix="Leave it out, or add a teacher: a module with a table distil.",
         )

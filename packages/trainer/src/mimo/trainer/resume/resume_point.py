@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import attrs
 import torch.distributed as dist
 
 from mimo.checkpoint import Manifest, latest, read_manifest
 from mimo.hooks import CheckpointError, JsonNode, JsonSource
-from mimo.model import EncoderSpec, LanguageModelSpec, is_frozen
+from mimo.model import ModuleSpec, is_frozen
 from mimo.topology.collectives import broadcast_json
 from mimo.trainer.config.names import CHECKPOINTS, IMPORTED
 from mimo.trainer.config.settings import LoadSettings, Settings
 from mimo.trainer.config.structure import structure, unstructure
 from mimo.trainer.resume.attempt import Attempt
 from mimo.trainer.resume.directory import has_steps
-
-ModuleSpec: TypeAlias = EncoderSpec | LanguageModelSpec
-
 
 _STATES = "optimizer."
 

@@ -26,7 +26,9 @@ from mimo.trainer.job.job import Job
 from mimo.trainer.job.precision import compute_dtype, make_scaling
 from mimo.trainer.step.probe import StepProbe
 from mimo.trainer.step.programs.encoder_program import EncoderProgram
+from mimo.trainer.step.programs.generator_program import GeneratorProgram
 from mimo.trainer.step.programs.language_program import LanguageProgram, TeacherProgram
+from mimo.trainer.step.programs.loss_terms import targets_name
 from mimo.trainer.step.programs.program import COUNTS, Program
 
 
@@ -144,6 +146,7 @@ class RankParts:
             clip_groups={module.name: module.optimizer.rules.clip_groups for module in job.modules},
             counts=COUNTS,
             extra_sums=extra_sums,
+            targets=[targets_name(module) for module in job.generators if module.loss_weight],
             counts_zeros=job.settings.logging.zero_gradients,
             scaling=make_scaling(job.settings.run),
             meshes=self._meshes,
@@ -173,7 +176,7 @@ class RankParts:
     def program(self, stage: StageId) -> Program:
         """Return what one of this rank's stages does; the model and the optimizer stand by then."""
         module = self.job.module(stage.module)
-        kind: type[Program] = EncoderProgram
+        kind: type[Program] = GeneratorProgram if module.is_generator else EncoderProgram
         if isinstance(module.spec, LanguageModelSpec):
             kind = LanguageProgram if module.distil is None else TeacherProgram
         return kind(

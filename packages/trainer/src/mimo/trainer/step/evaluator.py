@@ -20,7 +20,7 @@ from mimo.trainer.batch.step_data import StepData
 from mimo.trainer.batch.step_loader import StepLoader
 from mimo.trainer.job.job import Job
 from mimo.trainer.step.plan_runner import PlanRunner
-from mimo.trainer.step.programs.language_program import divergence_name
+from mimo.trainer.step.programs.loss_terms import term_losses
 from mimo.trainer.step.programs.predictions import Prediction
 
 
@@ -98,7 +98,7 @@ class Evaluator:
             loss=sums.loss / sums.divisor,
             exact_match=sums.counts["right"] / max(sums.counts["samples"], 1),
             samples=sums.counts["samples"],
-            losses={name: float(sums.extra_sums[name]) / sums.divisor for name in map(divergence_name, job.teachers)},
+            losses=term_losses(job, sums),
         )
         has_first = bool(predictions) and job.graph.role(self.rank).places[job.language.name].dp == 0
         return Evaluation(info=info, predictions=tuple(predictions), has_first=has_first)

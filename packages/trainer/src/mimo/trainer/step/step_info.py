@@ -21,7 +21,7 @@ from mimo.trainer.cost.operations import module_operations
 from mimo.trainer.cost.peak import peak_of
 from mimo.trainer.cost.sample_stats import SampleStats
 from mimo.trainer.job.job import Job
-from mimo.trainer.step.programs.language_program import divergence_name
+from mimo.trainer.step.programs.loss_terms import term_losses, term_sums
 from mimo.trainer.step.traffic import TrafficReport
 
 DATA_SECONDS = "data.seconds"
@@ -41,7 +41,6 @@ class StepReport:
         assert isinstance(job.language.spec, LanguageModelSpec)
         self._job = job
         self._announced = job.language.spec.aux_losses(job.language.config)
-        self._losses = (*self._announced.losses, *map(divergence_name, job.teachers))
         self._traffic = traffic
         self._flops = FlopsReport(job, device=device)
         groups = {group for module in job.modules for group in module.optimizer.rules.clip_groups}
@@ -51,7 +50,8 @@ class StepReport:
     @property
     def extra_sums(self) -> Mapping[str, int]:
         """What ranks sum for it beside losses and counts: names and lengths, in the order of the step's message."""
-        sums = {**dict.fromkeys(self._losses, 1), **self._announced.counts, **self._traffic.extra_sums}
+        losses = {**dict.fromkeys(self._announced.losses, 1), **term_sums(self._job)}
+        sums = {**losses, **self._announced.counts, **self._traffic.extra_sums}
         return {**sums, DATA_SECONDS: self._job.world}
 
     def data_share(self, rank: int, seconds: float) -> Mapping[str, Tensor]:
@@ -102,7 +102,10 @@ class StepReport:
             samples=len(samples.lengths),
             dropped=dropped,
             skipped=result.skipped,
-            losses={name: float(sums.extra_sums[name]) / sums.divisor for name in self._losses},
+            losses={
+                **{name: float(sums.extra_sums[name]) / sums.divisor for name in self._announced.losses},
+                **term_losses(job, sums),
+            },
             counts={name: sums.extra_sums[name].long().tolist() for name in self._announced.counts},
             edges=self._traffic.read(sums.extra_sums),
             loss_scale=result.loss_scale,

@@ -38,8 +38,8 @@ from mimo.trainer.step.build import RankParts
 from mimo.trainer.step.evaluator import Evaluation, Evaluator
 from mimo.trainer.step.plan_runner import PlanProgress, PlanRunner, check_plans
 from mimo.trainer.step.probe import PASSES, StepProbe, computations
-from mimo.trainer.step.programs.encoder_program import places_of
-from mimo.trainer.step.programs.language_program import divergence_name
+from mimo.trainer.step.programs.item_program import places_of
+from mimo.trainer.step.programs.loss_terms import term_sums
 from mimo.trainer.step.programs.program import COUNTS
 from mimo.trainer.step.step_info import StepReport, add_up_memory
 from mimo.trainer.step.tracing import Tracer
@@ -342,7 +342,7 @@ class Trainer:
 
     def _reduce(self, share: LocalStats) -> ReducedStats:
         names = [module.name for module in self.job.modules]
-        sums = {**FAULT_SUMS, **dict.fromkeys(map(divergence_name, self.job.teachers), 1)}
+        sums = {**FAULT_SUMS, **term_sums(self.job)}
         return agree(share, squares={}, modules=names, counts=COUNTS, extra_sums=sums, device=self.device)
 
 

@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from mimo.data import PlacedItem
-from mimo.hooks import RunError, UserError
-from mimo.model.runtime import item_keys
+from mimo.hooks import RunError
 from mimo.topology import Coordinates
 from mimo.topology.device_copies import to_device
 from mimo.trainer.batch.microbatch import Microbatch
 from mimo.trainer.batch.row_layout import held_rows
-from mimo.trainer.items.handed_on import hand_on
 from mimo.trainer.items.prepared import Item
 from mimo.trainer.job.job import Job, JobModule
-from mimo.trainer.job.precision import compute_dtype
-from mimo.trainer.step.programs.program import NumberedData, Program
+from mimo.trainer.step.programs.item_program import ItemProgram
+from mimo.trainer.step.programs.program import NumberedData
 
 _ITEMS_SHOWN = 4
 
 
-class EncoderProgram(Program):
+class EncoderProgram(ItemProgram):
     """A stage of an encoder: items in, rows out."""
 
     def begin(self, data: NumberedData, *, scores: bool, following: NumberedData | None = None) -> None:
@@ -42,45 +40,10 @@ class EncoderProgram(Program):
             self._rows += self._count(items)
         return self._outputs(self._recorded(microbatches, inputs, rows))
 
-    def _item_keys(self, microbatches: Sequence[int]) -> Tensor | None:
-        """Return by what is drawn for the items of a pass, [N]; None for nothing."""
-        found = []
-        for microbatch in microbatches:
-            key = self._step_keys[microbatch]
-            if key is None:
-                return None
-            infos = [item.info for item in self._microbatches[microbatch].items(self.module, self.place.dp)]
-            found.append(item_keys(key, [info.sample for info in infos], [info.index for info in infos]))
-        return torch.cat(found)
-
     def _count(self, items: Sequence[PlacedItem]) -> int:
         """Return how many rows of items this rank, and none that holds the same or a part of them, counts."""
         counts = self.part.stage.is_last and self.place.tp == 0 and self.place.cp == 0
         return sum(item.rows for item in items) if counts else 0
-
-    def _prepare(self, batches: Sequence[Microbatch]) -> list[Item]:
-        """Return the items of a pass, where they enter the encoder; ranks may meet to hand on what each has decoded."""
-        if not self.part.stage.is_first:
-            return []
-        alone, shared = dict[int, Item](), dict[int, Item]()
-        fault: UserError | None = None
-        total, meets = 0, False
-        for batch in batches:
-            numbers, is_shared = batch.own_items(self.module, self.place)
-            meets = meets or is_shared
-            try:
-                for number in numbers if fault is None else ():
-                    item = batch.prepare_one(self.module, self.place.dp, number)
-                    (shared if is_shared else alone)[total + number] = on_device(item, self.job, self.device)
-            except UserError as error:
-                fault = error
-            total += len(batch.items(self.module, self.place.dp))
-        if meets:
-            groups = [group for group in (self._tensor, self._context) if group.size() > 1]
-            alone |= hand_on(shared, fault, groups=groups, device=self.device)
-        elif fault is not None:
-            raise fault
-        return [alone[number] for number in range(total)]
 
     def _encode(
         self, batches: Sequence[Microbatch], prepared: Sequence[Item], inputs: Mapping[str, Tensor]
@@ -93,12 +56,6 @@ class EncoderProgram(Program):
             rows = take_rows(self.job, self.module, items, rows, self.place)
             rows = without_broken(self.module, items, rows, self.place)
         return rows, items
-
-
-def places_of(programs: Iterable[Program]) -> list[tuple[JobModule, Coordinates]]:
-    """Return the encoders whose items enter at these stages of a rank, each with where it stands in their grids."""
-    firsts = (program for program in programs if isinstance(program, EncoderProgram) and program.part.stage.is_first)
-    return [*{program.module.name: (program.module, program.place) for program in firsts}.values()]
 
 
 def take_rows(
@@ -144,11 +101,3 @@ def without_broken(module: JobModule, items: Sequence[PlacedItem], rows: Tensor,
         torch.tensor([item.rows for item in items])
     )
     return rows.masked_fill(to_device(broken[held.start : held.stop, None], rows.device), 0)
-
-
-def on_device(item: Item, job: Job, device: torch.device) -> Item:
-    """Return a prepared item where a rank computes; in reduced precision its floating numbers in that."""
-    precision = job.settings.run.precision
-    dtype = None if precision == "fp32" else compute_dtype(precision)
-    moved = {name: to_device(tensor, device) for name, tensor in item.items()}  # first, so that the device converts
-    return {name: tensor.to(dtype if tensor.is_floating_point() else None) for name, tensor in moved.items()}

@@ -14,12 +14,13 @@ from mimo.hooks import PluginError
 from mimo.model import LanguageModelSpec
 from mimo.model.runtime import AuxLosses, LanguageBatch, MtpLabels, TensorAxis, TopIds, sample_rows
 from mimo.schedule.runtime import LOSS
-from mimo.topology.device_copies import all_to_device
+from mimo.topology.device_copies import all_to_device, to_device
 from mimo.trainer.batch.microbatch import Microbatch
 from mimo.trainer.config.settings import Distil
 from mimo.trainer.job.job import Job, JobModule
+from mimo.trainer.step.programs.loss_terms import divergence_name
 from mimo.trainer.step.programs.predictions import gather_ids, predictions_of
-from mimo.trainer.step.programs.program import NumberedData, Program
+from mimo.trainer.step.programs.program import NumberedData, Program, add_sum
 
 
 @attrs.frozen(kw_only=True)
@@ -87,7 +88,7 @@ class LanguageProgram(Program):
             if self.place.cp == 0:
                 layouts = given.step.lane_layouts(self.module, self.place.dp)
                 self._truncated += sum(layout.truncated for layout in layouts)
-        outputs = {} if self.part.stage.is_last else self._outputs(hidden)
+        outputs = self._fed(given, hidden) if self.part.stage.is_last else self._outputs(hidden)
         losses = list(aux_losses.losses.values())
         if self.part.stage.is_last:
             losses += self._read(given, hidden)
@@ -98,10 +99,16 @@ class LanguageProgram(Program):
         self._enter(aux_losses)
         return outputs
 
-    def _scaled(self, loss: Tensor) -> Tensor:
-        """Return the loss of which the gradient is taken; the optimizer divides by the scale."""
-        scale = 1.0 if self._optimizer is None else self._optimizer.loss_scale
-        return loss if scale == 1.0 else loss * scale
+    def _fed(self, given: _Pass, hidden: Tensor) -> dict[str, Tensor]:
+        """Return by edge the rows of the last stage that generators make items from."""
+        rows, found = hidden.to(self._dtype), dict[str, Tensor]()
+        for edge in self._edges:
+            wanted = given.step.fed(self.job.module(edge.target.module), self.place.dp, self.place.cp)
+            if self.module.sequence_parallel:  # this rank has a slice of the rows, and sends those of it
+                first = self.place.tp * len(rows)
+                wanted = wanted[(wanted >= first) & (wanted < first + len(rows))] - first
+            found[edge.name] = rows.index_select(0, to_device(torch.from_numpy(wanted), self.device))
+        return found
 
     def _enter(self, aux_losses: AuxLosses) -> None:
         """Add what a forward entered to the step's.
@@ -121,7 +128,7 @@ class LanguageProgram(Program):
                     got=f"{name!r} of {value.numel()} values",
                     fix="Announce its name and the number of its values.",
                 )
-            _add(self._extra_sums, name, value)
+            add_sum(self._extra_sums, name, value)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [T, V] of all ids in fp32, on each tensor rank, of what the last stage returned."""
@@ -145,7 +152,7 @@ class LanguageProgram(Program):
                 self._losses.append(total.detach().double())
                 self._label_weight += given.packed.label_weight
             elif self._counts:
-                _add(self._extra_sums, divergence_name(module), total)
+                add_sum(self._extra_sums, divergence_name(module), total)
             if module.loss_weight:
                 found.append(total if module.loss_weight == 1 else module.loss_weight * total)
         if self._scores:
@@ -201,17 +208,6 @@ class TeacherProgram(LanguageProgram):
         assert rows is not None
         found = self.part.distillation.top_ids(hidden, rows, distil.top_k, temperature=distil.temperature)
         return {edge.name: found.to_bytes(self._dtype) for edge in self._edges}
-
-
-def divergence_name(teacher: JobModule) -> str:
-    """Return by what name the sum of the divergences from a teacher is known."""
-    return f"{teacher.name}.divergence"
-
-
-def _add(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
-    """Add values to one of the sums that ranks agree on beside losses and counts."""
-    own = value.detach().double().reshape(-1)
-    sums[name] = sums[name] + own if name in sums else own
 
 
 def draw_keys_of(packed: Packed, samples: Sequence[int], step: Tensor | None) -> Tensor | None:

@@ -165,7 +165,18 @@ class Program(abc.ABC):
         assert self._optimizer is not None
         self._optimizer.reduce_tied(self.module.name)
 
+    def _scaled(self, loss: Tensor) -> Tensor:
+        """Return the loss of which the gradient is taken; the optimizer divides by the scale."""
+        scale = 1.0 if self._optimizer is None else self._optimizer.loss_scale
+        return loss if scale == 1.0 else loss * scale
+
     def _outputs(self, rows: Tensor) -> dict[str, Tensor]:
         """Return rows by edge, in the precision in which they travel."""
         rows = rows.to(self._dtype)
         return {edge.name: rows for edge in self._edges}
+
+
+def add_sum(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
+    """Add values to one of the sums that ranks agree on beside losses and counts."""
+    own = value.detach().double().reshape(-1)
+    sums[name] = sums[name] + own if name in sums else own

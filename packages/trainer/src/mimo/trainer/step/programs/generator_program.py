@@ -1,0 +1,90 @@
+"""What a generator does in a plan: rows of the language model in, losses of the items that they are to make out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+from mimo.hooks import RunError
+from mimo.model.runtime import item_keys, step_key
+from mimo.schedule.runtime import LOSS
+from mimo.topology.device_copies import to_device
+from mimo.trainer.batch.microbatch import Microbatch
+from mimo.trainer.step.programs.item_program import ItemProgram
+from mimo.trainer.step.programs.loss_terms import loss_factor, loss_name, target_counts, targets_name
+from mimo.trainer.step.programs.program import NumberedData, add_sum
+
+_NO_STEP = 0
+"""By what number noise is drawn in evaluation, so that it is the same each time; steps count from 1."""
+
+
+class GeneratorProgram(ItemProgram):
+    """A generator: rows of the language model in, losses out."""
+
+    def begin(self, data: NumberedData, *, scores: bool, following: NumberedData | None = None) -> None:
+        """Take the samples of the step to come, as `Program.begin` says."""
+        super().begin(data, scores=scores, following=following)
+        self._noise = step_key(self.job.settings.run.seed, _NO_STEP if data.number is None else data.number)
+        self._factor = 1.0 if scores else loss_factor(self.module, data.data.layouts)
+
+    def forward(self, microbatches: tuple[int, ...], inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Make the items of this lane from rows, and compare them with what they are to be."""
+        batches = [self._microbatches[microbatch] for microbatch in microbatches]
+        prepared = self._prepare(batches)
+        (rows,) = inputs.values()
+        spans, counts, weights = self._spans(batches), list[int](), list[float]()
+        for batch in batches:
+            for position in batch.made_samples(self.module, self.place.dp):
+                own = target_counts(self.module, batch.layouts[position])
+                counts += own
+                weights += [float(not batch.layouts[position].is_broken)] * len(own)
+        with self.part.drawing(items=self._item_keys(microbatches)):
+            losses = self.part.target_losses(prepared, rows, spans, self._noise_keys(batches))
+        self._check(losses, counts)
+        losses = self._recorded(microbatches, inputs, losses.unsqueeze(1)).squeeze(1)
+        if not all(weights):
+            known = torch.tensor(weights).repeat_interleave(torch.tensor(counts))
+            losses = losses.masked_fill(to_device(known == 0, self.device), 0)  # whatever a blank item has for one
+        total = losses.sum()
+        if self.place.tp == 0:
+            targets = sum(count for count, weight in zip(counts, weights, strict=True) if weight)
+            self._rows += sum(counts)
+            add_sum(self._extra_sums, loss_name(self.module), total)
+            add_sum(self._extra_sums, targets_name(self.module), torch.tensor(float(targets)))
+        if not self.module.loss_weight:
+            return {}
+        loss = self._scaled(self._factor * total)
+        if self._probe is not None and not self._scores:
+            self._probe.record_loss(self.part.id, microbatches, loss)
+        return {LOSS: loss}
+
+    def _spans(self, batches: Sequence[Microbatch]) -> list[tuple[int, int]]:
+        """Return begin and end of each item's rows in those of a pass."""
+        found, first = list[tuple[int, int]](), 0
+        for batch in batches:
+            spans, rows = batch.fed_spans(self.module, self.place.dp)
+            found += [(first + start, first + stop) for start, stop in spans]
+            first += rows
+        return found
+
+    def _noise_keys(self, batches: Sequence[Microbatch]) -> Tensor:
+        """Return by what noise is drawn for the items of a pass, [N] on the CPU."""
+        infos = [item.info for batch in batches for item in batch.items(self.module, self.place.dp)]
+        return item_keys(self._noise, [info.sample for info in infos], [info.index for info in infos])
+
+    def _check(self, losses: Tensor, counts: Sequence[int]) -> None:
+        """Refuse another number of losses than the plugin said.
+
+        Raises:
+            RunError: naming both.
+        """
+        if tuple(losses.shape) != (sum(counts),):
+            raise RunError(
+                f"modules.{self.module.name}",
+                expected=f"{sum(counts)} losses for {len(counts)} items of modality {self.module.modality!r}, as "
+                f"targets() of generator {self.module.spec.name!r} said",
+                got=f"a tensor of shape {tuple(losses.shape)} from its forward()",
+                fix="Make them agree.",
+            )
