@@ -10,12 +10,13 @@ from typing import Any, cast
 import attrs
 import synthetic
 import torch
+from sketch import SKETCH
 from tables import Table
 from torch import Tensor, nn
 
 from mimo.data import DATASETS
 from mimo.hooks import Kind, Registry, UserError, discover
-from mimo.model import ENCODERS
+from mimo.model import ENCODERS, GENERATORS
 from mimo.schedule import SCHEDULES
 from mimo.trainer import Job, read_settings, resolve
 from mimo.trainer.runtime import KINDS
@@ -38,12 +39,15 @@ def prepare() -> None:
 def find(kind: Kind[Any], name: str, where: str) -> Any:
     """Find installed plugins and some of ours.
 
-    Those are the synthetic dataset, ``1f1b-v``, which lays the chunks of ``1f1b`` in a V, and encoders as others may
-    write them: ``shy-vit`` runs no layer and gives rows without a graph where it has no picture; the rows of
-    ``counting-vit`` follow from how often it was called, those of ``greedy-vit`` from how many pictures it has seen.
+    Those are the synthetic dataset, ``1f1b-v``, which lays the chunks of ``1f1b`` in a V, the generator ``sketch``, and
+    encoders as others may write them: ``shy-vit`` runs no layer and gives rows without a graph where it has no picture;
+    the rows of ``counting-vit`` follow from how often it was called, those of ``greedy-vit`` from how many pictures it
+    has seen.
     """
     if kind is DATASETS and name == "synthetic":
         return synthetic.mimo_register_datasets()[0]
+    if kind is GENERATORS and name == SKETCH.name:
+        return SKETCH
     if kind is SCHEDULES and name == "1f1b-v":
         return attrs.evolve(find(kind, "1f1b", where), name=name, placement=lambda _config: "v")
     if kind is ENCODERS and name in THIRD_PARTY:

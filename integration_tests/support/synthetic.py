@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 import attrs
 import numpy as np
@@ -29,6 +29,7 @@ class SyntheticConfig:
     ``weights``: of tokens, ``none``, ``one`` (each 1), ``zero``, ``mixed`` (none, all zero, or zeros and fractions and
     larger ones), ``first`` (as with pictures, all others are zero).
     ``damaged``: samples whose first item can't be decoded.
+    ``roles``: by modality, of which each item has one at random; without, it has none.
     ``words``: fewest and most of a sample. ``side``: the most pixels of a side of a picture.
     """
 
@@ -36,6 +37,7 @@ class SyntheticConfig:
     modalities: tuple[str, ...] = ("image",)
     weights: str = "none"
     damaged: tuple[int, ...] = ()
+    roles: Mapping[str, tuple[Literal["input", "output", "both"], ...]] = attrs.field(factory=dict, hash=False)
     words: tuple[int, int] = (1, 9)
     side: int = 9
 
@@ -115,7 +117,11 @@ def _draw(config: SyntheticConfig, sample: int) -> Sequence[str | ItemInfo]:
 def _infos(config: SyntheticConfig, sample: int) -> Sequence[ItemInfo]:
     """Return the items of a sample, numbered in order."""
     found = [piece for piece in _draw(config, sample) if isinstance(piece, ItemInfo)]
-    return tuple(attrs.evolve(info, index=index) for index, info in enumerate(found))
+    rng = random.Random(f"roles {sample}")
+    roles: list[Any] = [rng.choice(config.roles.get(info.modality, ("",))) for info in found]
+    return tuple(
+        attrs.evolve(info, index=index, role=role) for index, (info, role) in enumerate(zip(found, roles, strict=True))
+    )
 
 
 @cache

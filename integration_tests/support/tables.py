@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import synthetic
@@ -61,21 +61,25 @@ def table(
     pictures: str = "mixed",
     weights: str = "none",
     language: Mapping[str, Any] | None = None,
+    roles: Mapping[str, Sequence[str]] | None = None,
     seed: int = 5,
     eps: float = EPS,
 ) -> Table:
     """Return the settings of a small model: 24 samples a step, uneven vocabulary and widths.
 
     Args:
-        modules: keys of ``[modules.<name>]`` by name, beside plugin and config; those with ``distil`` are teachers.
+        modules: keys of ``[modules.<name>]`` by name, beside plugin and config; those with ``distil`` are teachers, and
+            those with ``fed_by`` generators.
         microbatches: of a step.
         pictures: see `synthetic.SyntheticConfig`.
         weights: likewise.
         language: keys of the decoder's config that differ.
+        roles: see `synthetic.SyntheticConfig`.
         seed: of the run.
         eps: of AdamW.
     """
-    encoders = [name for name, keys in modules.items() if name != "language" and "distil" not in keys]
+    given = [name for name, keys in modules.items() if name != "language" and "distil" not in keys]
+    encoders = [name for name in given if "fed_by" not in modules[name]]
     read = [name for name in encoders if modules[name].get("feeds", "language") == "language"]
     lanes = lanes_of(modules["language"])
     vit = {"patch": 2, "channels": 1, "width": 24, "layers": 3, "heads": 6, "intermediate": 37}
@@ -92,12 +96,18 @@ def table(
             "plugin": "synthetic",
             "pictures": pictures,
             "weights": weights,
-            "modalities": [_modality(name) for name in read],
+            "modalities": list(dict.fromkeys(map(_modality, (*read, *(n for n in given if n not in encoders))))),
+            **({"roles": roles} if roles else {}),
         },
         "tokenizer": {"plugin": "word", "words": list(synthetic.WORDS)},
         "modules": {
-            name: {"plugin": "vit", "modality": _modality(name), "config": vit, **keys}
-            if name in encoders
+            name: {
+                "plugin": "vit" if name in encoders else "sketch",
+                "modality": _modality(name),
+                "config": vit if name in encoders else {},
+                **keys,
+            }
+            if name in given
             else {"plugin": "decoder", "config": decoder if name == "language" else TEACHER, **keys}
             for name, keys in modules.items()
         },
@@ -157,8 +167,8 @@ def _least_of_h2(keys: Mapping[str, Any]) -> int:
     return int((2 * keys.get("pp", 1) - 2) * keys.get("batch_factor", 1) + 1)
 
 
-def _modality(encoder: str) -> str:
-    return "image" if encoder == "vision" else encoder
+def _modality(module: str) -> str:
+    return {"vision": "image", "drawer": "image", "scribe": "glyph"}.get(module, module)
 
 
 def lanes_of(keys: Mapping[str, Any]) -> int:

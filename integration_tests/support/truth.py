@@ -41,7 +41,8 @@ from mimo.trainer.runtime import JobModule, Microbatch, StepData, language_batch
 class Truth:
     """What a few steps come to; gradients of the first of them, weights after the last, by full name.
 
-    ``taught`` is what teachers add to the losses; ``gap`` is the least by which any row's choice of experts was clear.
+    ``taught`` is what teachers and generators add to the losses; ``gap`` is the least by which any row's choice of
+    experts was clear.
     """
 
     losses: list[float]
@@ -103,9 +104,7 @@ def run_plain(
     losses, added, norms, gradients = [], [], [], {}
     broken = {(sample, 0) for sample in settings["data"].get("damaged", ()) if job.train.infos(sample)}
     gaps = _watch_gaps(parts["language"].module)
-    steps = samples_by_hand(job, order)
-    for step in range(1, STEPS + 1):
-        samples = next(steps)
+    for step, samples in zip(range(1, STEPS + 1), samples_by_hand(job, order), strict=False):
         (batch,) = StepData.of_step(job, job.train, partial(tuple, samples), costs=None).microbatches
         rows = rows_of_all(job, batch, parts, broken, step_key(seed, step), device=device, dtype=dtype)
         packed = language_batch(batch.packed(job.language, 0), job, device)
@@ -113,21 +112,21 @@ def run_plain(
         keys = sample_rows(step_key(seed, step), numbers, packed.positions.cpu()).to(device)
         language = parts["language"].language
         counted = weights_by_hand(job, job.train, samples, packed)
-        for number in (number for number, sample in enumerate(samples) if (sample, 0) in broken):
-            counted[packed.samples.cpu() == number] = 0
+        counted[[(samples[number], 0) in broken for number in packed.samples.tolist()]] = 0
         total = float(counted.sum())
         with parts["language"].drawing(rows=keys):
             hidden = language(packed, {name: rows[name] for name in packed.placeholders if name in rows}, None)
             found = language.losses(hidden, packed.labels)
-            taught = divergences_by_hand(job, parts, batch, hidden, counted, rows)
+            drawn, targets = made_by_hand(job, parts, batch, hidden, broken, step)
+            taught = drawn + divergences_by_hand(job, parts, batch, hidden, counted, rows) / (total or 1)
         optimizer.zero_grad()
-        if not total:  # nothing is learned from this step
+        if not total and not targets:  # nothing is learned from this step
             losses.append(0.0)
             added.append(0.0)
             norms.append(0.0)
             continue
-        loss = (found * counted.to(found)).sum() / total
-        whole = job.language.loss_weight * loss + (sum(packed.aux_losses.losses.values()) + taught) / total
+        loss = (found * counted.to(found)).sum() / (total or 1)
+        whole = job.language.loss_weight * loss + sum(packed.aux_losses.losses.values()) / (total or 1) + taught
         if whole.requires_grad:  # not where only an encoder trains and has nothing to read
             whole.backward()
         norms.append(_norm(trained.values()))
@@ -140,7 +139,7 @@ def run_plain(
         if job.language.spec.experts is not None:
             job.language.spec.experts.after_step(parts["language"].module, packed.aux_losses.counts)
         losses.append(float(loss.detach()))
-        added.append(float(taught.detach()) / total)
+        added.append(float(taught.detach()))
     return Truth(
         losses=losses,
         taught=added,
@@ -223,14 +222,24 @@ def rows_of(
 
 def weights_by_hand(job: Job, data: Dataset, samples: Sequence[int], packed: LanguageBatch) -> Tensor:
     """Return for each row [T] of samples the weight that a dataset gives the text after it, 0 where none follows."""
-    placeholders = {job.tokenizer.placeholder(module.modality) for module in job.encoders}
+    placeholders = {job.tokenizer.placeholder(module.modality): module.modality for module in job.item_modules}
+    read = {module.modality for module in job.encoders}
     weights = torch.zeros(len(packed.labels), dtype=torch.float64)
     for number, sample in enumerate(samples):
         ids = data.tokens(sample)
         given = weights_of(data, sample) or [1.0] * len(ids)
-        text = [weight for one, weight in zip(ids, given, strict=True) if one not in placeholders]
+        roles = {
+            modality: iter([str(info.role) for info in data.infos(sample) if info.modality == modality])
+            for modality in placeholders.values()
+        }
+        said = []  # whether the model is to say it: it says what is to be made, by its placeholder
+        for one in ids:
+            modality = placeholders.get(one)
+            role = "output" if modality is None else next(roles[modality])
+            said.append(role != "input" if role else modality not in read)
+        text = [weight for is_said, weight in zip(said, given, strict=True) if is_said]
         rows = (packed.samples.cpu() == number).nonzero().squeeze(1)
-        if len(rows) and int(packed.tokens[rows[0]]) not in placeholders:
+        if len(rows) and said[0]:
             text = text[1:]  # nothing stands before it
         rows = rows[packed.labels.cpu()[rows] >= 0]
         weights[rows] = torch.tensor(text[: len(rows)], dtype=torch.float64)
@@ -259,7 +268,9 @@ def divergences_by_hand(
     for module in job.teachers:
         assert module.distil is not None
         known = {encoder.modality: encoder.name for encoder in job.encoders_of(module)}
-        is_taught = [{item.info.modality for item in layout.items} <= known.keys() for layout in batch.layouts]
+        is_taught = [
+            {item.info.modality for item in layout.items if item.runs} <= known.keys() for layout in batch.layouts
+        ]
         lengths = torch.tensor([len(layout.tokens) for layout in batch.layouts])
         kept = torch.tensor(is_taught).repeat_interleave(lengths).to(hidden.device)
         taught = [layout for layout, own in zip(batch.layouts, is_taught, strict=True) if own]
@@ -274,6 +285,47 @@ def divergences_by_hand(
         each = (wanted_logs.exp() * (wanted_logs - logs)).sum(1) * module.distil.temperature**2
         total = total + module.loss_weight * (weights.to(each)[kept] * each).sum()
     return total
+
+
+def made_by_hand(
+    job: Job,
+    parts: Mapping[str, Part],
+    batch: Microbatch,
+    hidden: Tensor,
+    broken: Collection[tuple[int, int]],
+    step: int,
+) -> tuple[Tensor, int]:
+    """Return what generators add to the loss, each item made alone, and how many targets they have.
+
+    Args:
+        job: the whole.
+        parts: its modules.
+        batch: the samples.
+        hidden: what the language model made of them.
+        broken: items that can't be decoded.
+        step: which.
+    """
+    total, every = hidden.new_zeros(()), 0
+    key = step_key(job.settings.run.seed, step)
+    for module in job.generators:
+        losses, first, prepared = [hidden.new_zeros(0)], 0, iter(range(len(batch.items(module, 0))))
+        for layout in batch.layouts:
+            tokens = torch.tensor(layout.tokens)
+            for item in layout.made(module.modality):
+                number, (start, stop) = next(prepared), item.asked or (0, 0)
+                assert (tokens[start:stop] == job.tokenizer.placeholder(module.modality)).all()
+                span = (start, stop) if module.spec.reads(module.config) == "own" else (0, start)  # type: ignore[union-attr]
+                if any((layout.sample, one.info.index) in broken for one in layout.items):
+                    continue
+                given = [{name: x.to(hidden) for name, x in batch.prepare_one(module, 0, number).items()}]
+                rows = hidden[first + span[0] : first + span[1]]
+                keys = item_keys(key, [layout.sample], [item.info.index])
+                losses.append(parts[module.name].target_losses(given, rows, [(0, len(rows))], keys))
+            first += len(tokens)
+        found = torch.cat(losses)
+        every += len(found)
+        total = total + module.loss_weight * found.sum() / max(len(found), 1)
+    return total, every
 
 
 def _buckets(logits: Tensor, ids: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from mimo.hooks import ConfigError
 from mimo.model.build import check_module
 from mimo.model.build.create_on import create_on
 from mimo.model.parallel import ExpertAxis
-from mimo.model.spec import PARALLEL_AXES, EncoderSpec, LanguageModelSpec, Stage
+from mimo.model.spec import PARALLEL_AXES, LanguageModelSpec, ModuleSpec, Stage
 from mimo.topology import Grid
 
 _SIZES: Mapping[str, Mapping[str, int]] = {
@@ -23,7 +23,7 @@ _SIZES: Mapping[str, Mapping[str, int]] = {
 _HIDDEN = 8
 
 
-def try_axes(spec: EncoderSpec | LanguageModelSpec, config: Any, *, hidden: int = _HIDDEN) -> dict[str, str]:
+def try_axes(spec: ModuleSpec, config: Any, *, hidden: int = _HIDDEN) -> dict[str, str]:
     """Return why a module can't be split in two along each of the `PARALLEL_AXES`, nothing where it can.
 
     It is built without storage. What a plugin finds out on a small model of it is found out.
@@ -31,13 +31,13 @@ def try_axes(spec: EncoderSpec | LanguageModelSpec, config: Any, *, hidden: int 
     Args:
         spec: the plugin.
         config: an instance of ``spec.config``; a vocabulary of 0 is none.
-        hidden: of an encoder, the width of the rows that it is to deliver, where not any will do.
+        hidden: width of the rows that an encoder is to deliver, or a generator to read, where not any will do.
 
     Raises:
         ConfigError: it can't be built at all.
     """
     with create_on("meta"):
-        if isinstance(spec, EncoderSpec):
+        if not isinstance(spec, LanguageModelSpec):
             spec.build(config, hidden)
             return {axis: _refusal(spec, config, axis) for axis in PARALLEL_AXES}
         module = spec.build(config, Stage())
@@ -51,7 +51,7 @@ def try_axes(spec: EncoderSpec | LanguageModelSpec, config: Any, *, hidden: int 
     return found
 
 
-def _refusal(spec: EncoderSpec | LanguageModelSpec, config: Any, axis: str) -> str:
+def _refusal(spec: ModuleSpec, config: Any, axis: str) -> str:
     grid = Grid(name=spec.name, ranks=range(2), **_SIZES[axis])
     try:
         check_module(spec, config, grid=grid, sequence_parallel=axis == "sequence_parallel")

@@ -64,7 +64,7 @@ def _check_modalities(modules: Sequence[JobModule], teachers: Sequence[JobModule
         for module in modules
     }
     for module in modules:
-        if module.modality and module.feeds != LANGUAGE:
+        if module.modality and module.is_of_teacher:
             for other in (LANGUAGE, *(teacher.name for teacher in teachers)):
                 if module.modality not in read[other]:
                     raise ConfigError(

@@ -1,0 +1,157 @@
+"""The oracle over generators: in every layout of both modules what items made one by one come to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from jobs import CPU, make_job
+from oracle import Oracle
+from resuming import check_going_on
+from tables import Table, alone, by_tokens, scheduled, table, world_of
+
+from mimo.testing import Pool
+from mimo.trainer import Trainer
+
+SP: Mapping[str, Any] = {"sequence_parallel": True}
+Modules = Mapping[str, Mapping[str, Any]]
+ROLES: Mapping[str, Sequence[str]] = {"image": ("input", "output", "both")}
+
+
+def on(first: int, last: int, **keys: Any) -> dict[str, Any]:
+    """Return a grid on ranks ``first`` to ``last``, and other keys of its module."""
+    return {"ranks": list(range(first, last + 1)), **keys}
+
+
+def drawer(first: int, last: int, **keys: Any) -> dict[str, Any]:
+    """Return the same of a generator."""
+    return on(first, last, fed_by="language", **{"loss_weight": 0.7, **keys})
+
+
+OWN: Mapping[str, Any] = {"config": {"reads": "own", "rows": 3}}
+LAYOUTS: dict[str, Modules] = {
+    "apart": {"vision": on(0, 0), "language": on(1, 1), "drawer": drawer(2, 2)},
+    "together": {"vision": on(0, 1), "language": on(0, 1), "drawer": drawer(0, 1, **OWN)},
+    "more lanes": {"vision": on(0, 0), "language": on(0, 1), "drawer": drawer(0, 2)},
+    "tp2 sp": {"vision": on(0, 0), "language": on(0, 1, tp=2, round_rows=3, **SP), "drawer": drawer(1, 2)},
+    "tp2": {"vision": on(0, 1), "language": on(0, 1, tp=2), "drawer": drawer(1, 2, **OWN)},
+    "cp2": {"vision": on(0, 0), "language": on(0, 3, cp=2), "drawer": drawer(3, 3)},
+    "cp2 tp2 sp": {"vision": on(0, 0), "language": on(0, 3, cp=2, tp=2, **SP), "drawer": drawer(2, 4)},
+    "pp2": {"vision": on(0, 0), "language": on(1, 2, pp=2), "drawer": drawer(3, 3, batch_factor=2)},
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_layout_never_changes_what_is_drawn(layout: str, oracle: Oracle) -> None:
+    """Loss, gradients and weights equal one process, with weights of targets."""
+    settings = table(LAYOUTS[layout], microbatches=2, weights="mixed", roles=ROLES)
+    assert oracle.check(settings) == ""
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v", "ahead"])
+def test_schedules_draw_the_same(schedule: str, oracle: Oracle) -> None:
+    """What the last stage makes leaves it for a module behind it, wherever that lies."""
+    modules = {"vision": on(0, 0), "language": on(0, 1, pp=2), "drawer": drawer(1, 2, **OWN)}
+    assert oracle.check(scheduled(table(modules, microbatches=4, roles=ROLES), schedule)) == ""
+
+
+JOINT: Modules = {
+    "vision": on(0, 1),
+    "glyph": on(2, 2),
+    "teacher": on(0, 0, distil={"top_k": 3}, loss_weight=0.4),
+    "language": on(1, 2, cp=2, loss_weight=0.5, recompute="full"),
+    "drawer": drawer(0, 2),
+    "scribe": drawer(1, 1, loss_weight=1.3, batch_factor=2, **OWN),
+}
+"""Two encoders, a teacher, and two generators."""
+
+
+@pytest.mark.parametrize("pictures", ["many", "first", "none"])
+def test_all_kinds_of_modules_in_one_graph(pictures: str, oracle: Oracle) -> None:
+    """Each loss by its own count; steps and lanes without anything to make are ordinary."""
+    roles = {"image": ("input", "output"), "glyph": ("output", "both")}
+    settings = table(JOINT, microbatches=2, pictures=pictures, weights="mixed", roles=roles)
+    assert oracle.check(settings) == ""
+
+
+@pytest.mark.parametrize("frozen", ["language", "drawer", "vision"])
+def test_what_is_frozen_hands_gradients_on(frozen: str, oracle: Oracle) -> None:
+    """A frozen generator still teaches what feeds it; a frozen language model that nothing feeds gets no gradient."""
+    modules = {"vision": on(0, 0), "language": on(0, 1), "drawer": drawer(1, 2)}
+    modules[frozen]["frozen"] = True
+    assert oracle.check(table(modules, microbatches=2, roles=ROLES)) == ""
+
+
+@pytest.mark.parametrize("weights", ["zero", "first"])
+def test_items_are_learned_where_no_label_counts(weights: str, oracle: Oracle) -> None:
+    """A step without the weight of any label is none without targets."""
+    modules = {"vision": on(0, 0), "language": on(0, 1, tp=2), "drawer": drawer(1, 2)}
+    assert oracle.check(table(modules, microbatches=2, weights=weights, roles=ROLES)) == ""
+
+
+def test_a_model_that_learns_to_draw_alone(oracle: Oracle) -> None:
+    """The labels' loss only reported; nothing is read, so that everything of the modality is made."""
+    modules = {"language": on(0, 1, loss_weight=0.0), "drawer": drawer(1, 2)}
+    assert oracle.check(table(modules, microbatches=3)) == ""
+
+
+def test_broken_items_are_not_learned(oracle: Oracle) -> None:
+    """Whether they are read or made: nothing of their samples is."""
+    modules = {"vision": on(0, 1), "language": on(1, 2), "drawer": drawer(0, 2)}
+    settings = table(modules, microbatches=2, roles=ROLES)
+    settings["data"] |= {"damaged": [2, 3, 5, 7, 11, 13], "max_broken": 1.0}
+    assert oracle.check(settings) == ""
+
+
+@pytest.mark.parametrize(
+    "changes", [{"plugin": "distributed", "shard": "full"}, {"plugin": "cpu-offload", "fraction": 0.5}]
+)
+def test_optimizers_step_generators(changes: Mapping[str, Any], oracle: Oracle) -> None:
+    """Sharded over their lanes too."""
+    settings = table({"vision": on(0, 0), "language": on(0, 1), "drawer": drawer(0, 2)}, microbatches=2, roles=ROLES)
+    settings["optimizer"] |= changes
+    assert oracle.check(settings) == ""
+
+
+def test_cut_samples_and_ragged_steps(oracle: Oracle) -> None:
+    """Microbatches by tokens, with samples too long cut before an item."""
+    settings = table({"vision": on(0, 0), "language": on(0, 1), "drawer": drawer(1, 2)}, pictures="many", roles=ROLES)
+    assert oracle.check(by_tokens(settings, batch_tokens=130, micro_tokens=45)) == ""
+
+
+def test_experts_beside_a_generator(oracle: Oracle) -> None:
+    """Losses of routers and of later tokens enter as without one."""
+    config = {"experts": 4, "dense_layers": 1, "balance_loss": 0.05, "next_tokens": 1, "next_tokens_loss": 0.3}
+    modules = {"vision": on(0, 0), "language": on(0, 1, ep=2), "drawer": drawer(2, 2)}
+    assert oracle.check(oracle.clear(table(modules, microbatches=2, language=config, roles=ROLES))) == ""
+
+
+def _reported(rank: int, settings: Table) -> tuple[float, float, int]:
+    """Return the loss of a generator that a step reports, and an evaluation before it, and its rows."""
+    trainer = Trainer(make_job(settings), rank=rank, device=CPU)
+    first, again = trainer.evaluate(0), trainer.evaluate(0)
+    assert first is not None
+    assert again is not None
+    assert first.losses == again.losses  # by the same noise
+    step = trainer.train(1)
+    return step.losses["drawer.loss"], first.losses["drawer.loss"], step.rows["drawer"]
+
+
+def test_losses_of_generators_are_reported(oracle: Oracle, pool: Pool) -> None:
+    """By steps and evaluations, over their own targets, the same in any layout."""
+    settings = table(LAYOUTS["cp2"], microbatches=2, weights="mixed", roles=ROLES)
+    (step, held_out, rows), *_ = pool.run(1, _reported, alone(settings))
+    assert 0.7 * step == pytest.approx(oracle.truth(settings).taught[0], rel=1e-5)
+    assert held_out > 0
+    for found in pool.run(world_of(settings), _reported, settings):
+        assert found == (pytest.approx(step, rel=1e-5), pytest.approx(held_out, rel=1e-5), rows)
+
+
+def test_a_run_resumes_with_its_generator_in_another_layout(pool: Pool, tmp_path: Path) -> None:
+    """Module by module, each wherever it lies then."""
+    first, second = (table(LAYOUTS[layout], microbatches=2, roles=ROLES) for layout in ("pp2", "more lanes"))
+    for settings in (first, second):
+        settings["run"] |= {"steps": 5, "directory": str(tmp_path)}
+    check_going_on(pool, first, second, exactly=False)
