@@ -63,7 +63,7 @@ ROOMS: Mapping[str, Mapping[str, Row]] = {
         "decoder": Row("parallel draws spec layers attention language", modules="flops"),
         "hybrid": Row("parallel spec layers attention language decoder", modules="mamba sequences"),
         "build": Row("parallel draws spec layers attention language", modules="build create_on hf lora part trainable"),
-        "testing": Row("parallel spec language build"),
+        "testing": Row("parallel draws spec language build"),
     },
     "mimo.schedule": {
         "plan": Row(),

@@ -22,7 +22,15 @@ from mimo.model.draws import (
     step_key,
     uniform,
 )
-from mimo.model.encoder.layers import EncoderAttention, EncoderLayer, EncoderMlp, PackedEncoder, activate, split_encoder
+from mimo.model.encoder.layers import (
+    EncoderAttention,
+    EncoderLayer,
+    EncoderMlp,
+    PackedEncoder,
+    activate,
+    split_blocks,
+    split_encoder,
+)
 from mimo.model.encoder.packed_rows import PackedRows, touched_by
 from mimo.model.encoder.patches import packed_patches
 from mimo.model.encoder.pictures import covering, picture_pixels, resized
@@ -170,6 +178,7 @@ __all__ = [
     "scan_by_row",
     "scan_on",
     "scan_single",
+    "split_blocks",
     "split_encoder",
     "split_stage",
     "stage_without_storage",

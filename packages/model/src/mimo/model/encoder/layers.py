@@ -204,14 +204,19 @@ class PackedEncoder(nn.Module):
 
 
 def split_encoder(module: nn.Module, axis: TensorAxis) -> dict[str, Split]:
-    """Hand ``axis`` to the blocks of an encoder, and return how its parameters are split.
+    """Hand ``axis`` to an encoder and its blocks, and return how its parameters are split: see `split_blocks`."""
+    assert isinstance(module, PackedEncoder)
+    module.rows = attrs.evolve(module.rows, axis=axis)
+    return split_blocks(module, axis)
+
+
+def split_blocks(module: nn.Module, axis: TensorAxis) -> dict[str, Split]:
+    """Hand ``axis`` to the blocks of a module that are named here, and return how its parameters are split.
 
     Heads and the middle of each `EncoderMlp` are cut, the rest is copied. What is copied has equal gradients where
     every rank holds all rows; where rows are split too (sequence parallelism, Korthikanti et al. 2022,
     arXiv:2205.05198) each rank's gradient is a part of the sum.
     """
-    assert isinstance(module, PackedEncoder)
-    module.rows = attrs.evolve(module.rows, axis=axis)
     splits = {path: Split(summed=axis.splits_rows) for path, _ in module.named_parameters()}
     for path, part in module.named_modules():
         if isinstance(part, EncoderAttention | CrossAttention):

@@ -17,7 +17,7 @@ from mimo.model.build import Frozen
 from mimo.model.build.build import build_part
 from mimo.model.build.part import Part
 from mimo.model.parallel import ContextAxis, ExpertAxis, Split, TensorAxis
-from mimo.model.spec import EncoderSpec, LanguageModelSpec, Stage
+from mimo.model.spec import LanguageModelSpec, ModuleSpec, Stage
 from mimo.model.testing.checks import BrokenError
 from mimo.topology import DATA_AXES, ROW_AXES, Grid, Module, ModuleGraph, Recompute
 from mimo.topology.collectives import all_gather_json
@@ -232,7 +232,7 @@ class BuiltParts:
 
 
 def build_stages(
-    spec: EncoderSpec | LanguageModelSpec,
+    spec: ModuleSpec,
     config: Any,
     *,
     name: str,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from mimo.hooks import ConfigError
 from mimo.model.build import check_module, is_frozen
 from mimo.model.build.part import Part
-from mimo.model.spec import EncoderSpec, LanguageModelSpec
+from mimo.model.spec import EncoderSpec, GeneratorSpec, ModuleSpec
 from mimo.model.testing.built import BuiltParts, Layout
 from mimo.model.testing.checks import BrokenError, SkippedError
 from mimo.model.testing.compare import compare_rows
@@ -24,7 +24,7 @@ class AnySubject(Protocol[BuiltT]):
     """A plugin with its config, and something to compute."""
 
     @property
-    def spec(self) -> EncoderSpec | LanguageModelSpec:
+    def spec(self) -> ModuleSpec:
         """The plugin."""
 
     @property
@@ -42,6 +42,25 @@ class AnySubject(Protocol[BuiltT]):
 
     def learn(self, built: BuiltT) -> None:
         """Take the gradients of the same, once."""
+
+
+class ItemSubject(Protocol):
+    """A plugin that reads or makes items, with its config, and some of them."""
+
+    @property
+    def spec(self) -> EncoderSpec | GeneratorSpec:
+        """The plugin."""
+
+    @property
+    def config(self) -> Any:
+        """An instance of its config class."""
+
+    @property
+    def raw(self) -> Sequence[Any]:
+        """Items as a dataset hands them in."""
+
+    def sizes(self) -> list[tuple[int, ...]]:
+        """Return the items' header sizes."""
 
 
 def check_chance(subject: AnySubject[BuiltT]) -> None:
@@ -116,7 +135,7 @@ def check_frozen(subject: AnySubject[BuiltT], parts: Iterable[str]) -> None:
                 raise BrokenError(f"parameter {name!r} got no gradient where only part {part!r} is frozen")
 
 
-def held_parts(spec: EncoderSpec | LanguageModelSpec, part: Part) -> set[str]:
+def held_parts(spec: ModuleSpec, part: Part) -> set[str]:
     """Return the names of the spec's parts of which a stage has parameters."""
     paths = [path for path, _ in part.module.named_parameters()]
     return {name for name in spec.parts if any(is_frozen(spec, path, frozenset({name})) for path in paths)}

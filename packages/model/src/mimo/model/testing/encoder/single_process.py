@@ -14,13 +14,13 @@ from mimo.model.spec import Stage, hf_families
 from mimo.model.testing.checks import BrokenError, SkippedError
 from mimo.model.testing.compare import compare_gradients, compare_rows
 from mimo.model.testing.encoder.subject import ModuleLayout, Subject
-from mimo.model.testing.modules import check_frozen
+from mimo.model.testing.modules import ItemSubject, check_frozen
 
 _LEFT_OUT = 0.05
 """Share of the weights that a formula of costs may leave out, such as norms."""
 
 
-def check_measure(subject: Subject) -> None:
+def check_measure(subject: ItemSubject) -> None:
     """measure() returns an item's size as whole numbers, the same each time."""
     for index, raw in enumerate(subject.raw):
         size = subject.spec.measure(raw)
@@ -30,7 +30,7 @@ def check_measure(subject: Subject) -> None:
             raise BrokenError(f"of item {index} it returned {size!r}, and then {subject.spec.measure(raw)!r}")
 
 
-def check_prepare(subject: Subject) -> None:
+def check_prepare(subject: ItemSubject) -> None:
     """prepare() returns tensors by name, the same each time, and leaves the item as it was."""
     for index, (raw, size) in enumerate(zip(subject.raw, subject.sizes(), strict=True)):
         with _about(index, size):

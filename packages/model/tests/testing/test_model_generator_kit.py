@@ -1,0 +1,221 @@
+"""The conformance kit of generators: it finds each of these faults in one that is otherwise right, and none without."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from torch import Tensor, nn
+
+from mimo.model import GeneratorSpec, OpCost, TensorSupport
+from mimo.model.runtime import EncoderMlp, Linear, Split, TensorAxis, normal, split_blocks, uniform
+from mimo.model.testing import GENERATOR_CHECKS, assert_generator_conforms, check_generator
+
+HIDDEN, MIDDLE = 6, 8
+ITEMS = ((0.5, -1.0, 2.0), (1.5,), (-0.7, 0.9), (0.3, 0.1))
+"""A raw item is a tuple of numbers, each of which has a loss."""
+
+
+@attrs.frozen
+class Config:
+    """Nothing to set."""
+
+
+class Guess(nn.Module):
+    """Says of each item how far its numbers are from what its rows and a draw make of them."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.mlp = EncoderMlp(hidden, MIDDLE, hidden)
+        self.out = Linear(hidden, 1)
+
+    def made(self, rows: Tensor, spans: Sequence[tuple[int, int]], keys: Tensor) -> Tensor:
+        """Return a number for each item, [N, 1]."""
+        sums = [rows[start:stop].sum(0, keepdim=True) for start, stop in spans]
+        noise = normal(keys, rows.shape[1]).to(rows)
+        summed = torch.cat([rows[:0], *sums]) + noise
+        return self.out(summed + self.mlp(summed)).float()  # type: ignore[no-any-return]
+
+    def forward(
+        self, items: Sequence[Mapping[str, Tensor]], rows: Tensor, spans: Sequence[tuple[int, int]], keys: Tensor
+    ) -> Tensor:
+        """Return the losses."""
+        made = self.made(rows, spans, keys)
+        losses = [(item["value"].float() - one).square() for item, one in zip(items, made, strict=True)]
+        return torch.cat([made[:0, 0], *losses])
+
+
+def _save(raw: Any, path: Path) -> Path:
+    target = path.with_name(f"{path.name}.txt")
+    target.write_text(str(raw), encoding="utf-8")
+    return target
+
+
+def _generate(
+    module: Any, _config: Config, rows: Tensor, spans: Sequence[tuple[int, int]], keys: Tensor
+) -> list[tuple[float, ...]]:
+    with torch.no_grad():
+        return [tuple(one) for one in module.made(rows, spans, keys).tolist()]
+
+
+def _flops(
+    _config: Config, hidden: int, _recompute: str, sizes: Sequence[tuple[int, ...]], _rows: Sequence[int]
+) -> Mapping[str, OpCost]:
+    weights = 2 * hidden * MIDDLE + MIDDLE + hidden + hidden + 1
+    return {"all": OpCost(weighted=2.0 * len(sizes) * weights, weights=weights)}
+
+
+def spec_of(module: type[Guess] = Guess, **fields: Any) -> GeneratorSpec:
+    """Return a spec of a module."""
+    spec = GeneratorSpec(
+        name="guess",
+        config=Config,
+        measure=lambda raw: (len(raw),),
+        targets=lambda _config, size: size[0],
+        prepare=lambda _config, raw: {"value": torch.tensor(raw)},
+        build=lambda _config, hidden: module(hidden),
+        generate=_generate,
+        save=_save,
+        parts={"mlp": ("mlp",), "out": ("out",)},
+        tensor=TensorSupport(divisible=lambda _config: {}, plan=split_blocks),
+        recompute={"full": lambda module: [part.forward for part in module.modules() if isinstance(part, EncoderMlp)]},
+        flops=_flops,
+    )
+    return attrs.evolve(spec, **fields)
+
+
+def test_a_generator_that_keeps_its_promises_breaks_none() -> None:
+    """Every check looks at it."""
+    verdicts = list(check_generator(spec_of(), ITEMS, hidden=HIDDEN))
+    assert [verdict.check for verdict in verdicts] == list(GENERATOR_CHECKS)
+    assert [str(verdict) for verdict in verdicts if verdict.broken is not None or verdict.skipped is not None] == []
+
+
+def test_a_plain_generator_needs_nothing_more() -> None:
+    """Without the optional fields their checks are not looked at, each saying why."""
+    plain = spec_of(generate=None, save=None, parts={}, tensor=None, recompute={}, flops=None)
+    verdicts = {verdict.check: verdict for verdict in check_generator(plain, ITEMS, hidden=HIDDEN)}
+    assert {name: verdict.skipped for name, verdict in verdicts.items() if verdict.skipped} == {
+        "parts": "the spec names no parts",
+        "costs": "the spec has no flops",
+        "generation": "the spec has no generate and save",
+        "tensor ranks": "the spec has no tensor support",
+        "recompute": "the spec has no recomputation",
+    }
+    assert not any(verdict.broken for verdict in verdicts.values())
+
+
+class Beside(Guess):
+    """Lets the first item see the rows of all."""
+
+    def made(self, rows: Tensor, spans: Sequence[tuple[int, int]], keys: Tensor) -> Tensor:
+        return super().made(rows, [(0, len(rows)), *spans[1:]] if spans else spans, keys)
+
+
+class Places(Guess):
+    """Draws by the place of an item among those of a call."""
+
+    def made(self, rows: Tensor, spans: Sequence[tuple[int, int]], keys: Tensor) -> Tensor:
+        return super().made(rows, spans, torch.arange(len(keys)))
+
+
+class Chance(Guess):
+    """Draws from torch's generator."""
+
+    def made(self, rows: Tensor, spans: Sequence[tuple[int, int]], keys: Tensor) -> Tensor:
+        return super().made(rows, spans, torch.randint(1 << 40, keys.shape))
+
+
+class InRowsType(Guess):
+    """Returns losses in the type of the rows."""
+
+    def forward(self, items: Any, rows: Tensor, spans: Any, keys: Tensor) -> Tensor:
+        return super().forward(items, rows, spans, keys).to(rows)
+
+
+class Deaf(Guess):
+    """Draws its inner part out of the graph."""
+
+    def made(self, rows: Tensor, spans: Sequence[tuple[int, int]], keys: Tensor) -> Tensor:
+        with torch.no_grad():
+            return super().made(rows, spans, keys)
+
+
+class Few(Guess):
+    """Needs an item."""
+
+    def forward(self, items: Any, rows: Tensor, spans: Any, keys: Tensor) -> Tensor:
+        return super().forward(items, rows, spans, keys)[None if items else 0]
+
+
+def _drifts(module: Any, config: Config, rows: Tensor, spans: Any, keys: Tensor) -> list[tuple[float, ...]]:
+    return [(one + float(torch.rand(())),) for (one,) in _generate(module, config, rows, spans, keys)]
+
+
+def _longer(module: Any, config: Config, rows: Tensor, spans: Any, keys: Tensor) -> list[tuple[float, ...]]:
+    return [*_generate(module, config, rows, spans, keys), (float(uniform(keys[:1], 1)),)] if spans else []
+
+
+def _forgets(module: nn.Module, axis: TensorAxis) -> Mapping[str, Split]:
+    """Return how weights are split, and hand the axis to nothing."""
+    splits = split_blocks(module, axis)
+    split_blocks(module, TensorAxis.single())
+    return splits
+
+
+FAULTS: Mapping[str, tuple[str, Callable[[], GeneratorSpec], str]] = {
+    "targets of another number": (
+        "losses",
+        lambda: spec_of(targets=lambda _config, size: size[0] + 1),
+        r"of item 0 of size \(3,\) it returned losses of shape \(3,\) and type torch.float32, expected \(4,\)",
+    ),
+    "no items are too few": ("empty", lambda: spec_of(Few), "IndexError"),
+    "an item sees rows of others": ("rows", lambda: spec_of(Beside), "item 0 is of rows 1 to 4, and rows .* have grad"),
+    "draws by place": ("independence", lambda: spec_of(Places), "losses of all items at once differ from those of one"),
+    "draws by chance": ("chance", lambda: spec_of(Chance), "it drew from torch's generator"),
+    "losses of bf16": ("number types", lambda: spec_of(InRowsType), r"losses of all items are torch\.bfloat16"),
+    "no graph": ("gradients", lambda: spec_of(Deaf), "does not require grad"),
+    "a part of nothing": ("parts", lambda: spec_of(parts={"mlp": ("mlp", "out"), "none": ("none",)}), "'none'"),
+    "weights forgotten": (
+        "costs",
+        lambda: spec_of(flops=lambda *_: {"all": OpCost(weighted=1.0)}),
+        "it counts 0 weights, the module has 117",
+    ),
+    "made by chance": ("generation", lambda: spec_of(generate=_drifts), "item 0 is another in a second call with"),
+    "more than asked for": ("generation", lambda: spec_of(generate=_longer), "of 4 spans it made 5 items"),
+    "a file elsewhere": (
+        "generation",
+        lambda: spec_of(save=lambda raw, path: _save(raw, path.with_suffix(""))),
+        "save\\(\\) says that it wrote 'item.txt'; expected a file item.0 with a suffix",
+    ),
+    "half of a sum": (
+        "tensor ranks",
+        lambda: spec_of(tensor=TensorSupport(divisible=lambda _config: {}, plan=_forgets)),
+        "losses differ from those of the whole module",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_each_fault_is_found(fault: str) -> None:
+    """By the check that is about it, in words that say what is wrong."""
+    check, make, text = FAULTS[fault]
+    needed = ["measure", "prepare"]
+    verdicts = list(check_generator(make(), ITEMS, hidden=HIDDEN, checks=[*needed, check]))
+    assert [verdict.broken for verdict in verdicts[:-1]] == [None] * len(needed)
+    with pytest.raises(AssertionError, match=text):
+        raise AssertionError(verdicts[-1].broken)
+
+
+def test_a_failure_lists_every_promise() -> None:
+    """`assert_generator_conforms` fails with a line for each check, and asks for two items."""
+    with pytest.raises(AssertionError, match=r"generator 'guess' breaks its promises\nok measure: .*\nNO losses: "):
+        assert_generator_conforms(
+            spec_of(targets=lambda _config, _size: 0), ITEMS, hidden=HIDDEN, checks=["measure", "losses"]
+        )
+    with pytest.raises(ValueError, match="expected at least two items, got 1"):
+        next(check_generator(spec_of(), ITEMS[:1], hidden=HIDDEN))
