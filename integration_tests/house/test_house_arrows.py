@@ -21,6 +21,7 @@ ARROWS = {
 OWNERS = {
     "mimo.encoders": "model",
     "mimo.language_models": "model",
+    "mimo.generators": "model",
     "mimo.optimizers": "optimizer",
     "mimo.schedules": "schedule",
     "mimo.datasets": "data",
