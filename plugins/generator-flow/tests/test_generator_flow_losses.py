@@ -22,6 +22,7 @@ from mimo.model.runtime import (
     fold,
     gradient_of,
     item_keys,
+    linears,
     normal,
     step_key,
     uniform,
@@ -246,6 +247,27 @@ def _check_compiled(_rank: int) -> None:
         part = _part(SMALL, compile_backend="eager", **settings)
         for which in (range(len(SPANS)), [1, 2], []):
             torch.testing.assert_close(_losses(part, SMALL, which), _losses(usual, SMALL, which), rtol=1e-5, atol=1e-6)
+
+
+def test_split_and_recomputed_backwards_give_the_same_gradients(run_ranks: Callable[..., list[Any]]) -> None:
+    """To the bit, and what each product's weights learn waits for the call."""
+    run_ranks(1, _check_split)
+
+
+def _check_split(_rank: int) -> None:
+    usual = _part(SMALL)
+    _losses(usual, SMALL).sum().backward()
+    part = _part(SMALL, recompute="full", splits_backward=True)
+    losses = _losses(part, SMALL)
+    with part.defer_weight_grads() as later:
+        losses.sum().backward()
+    named = {id(parameter): name for name, parameter in part.module.named_parameters()}
+    waiting = {named[id(parameter)] for parameter in later.parameters}
+    products = {path for path, _ in linears(part.module)}
+    assert waiting == {name for name in named.values() if name.rpartition(".")[0] in products}
+    later()
+    for name, parameter in usual.module.named_parameters():
+        assert torch.equal(part.module.get_parameter(name).grad, parameter.grad), name  # type: ignore[arg-type]
 
 
 def test_linears_are_adapted_with_dropout(run_ranks: Callable[..., list[Any]]) -> None:

@@ -73,7 +73,7 @@ class FlowLayer(nn.Module):
             owners: [T] which picture each row is of.
             segments: of the pictures.
         """
-        shift, scale, gate, *of_mlp = modulation.index_select(0, owners).chunk(_LAYER_PARTS, 1)
+        shift, scale, gate, *of_mlp = rows_at(owners, modulation).chunk(_LAYER_PARTS, 1)
         x = x + gate * self.attention(modulated(x, shift, scale, self.eps), segments)
         shift, scale, gate = of_mlp
         return cast("Tensor", x + gate * self.mlp(modulated(x, shift, scale, self.eps)))
@@ -155,7 +155,7 @@ class FlowTransformer(nn.Module):
         """Return the learned row and all that pictures are made from, [1 + c, W] of ``rows`` [R, H]."""
         keys = self.draw_keys
         with keys.at(keys.packed(packing.counts, device=rows.device)):
-            return cast("Tensor", self.connector(rows.index_select(0, packing.read)))
+            return cast("Tensor", self.connector(rows_at(packing.read, rows)))
 
     def velocity(self, patches: Tensor, times: Tensor, connected: Tensor, packing: Packing) -> Tensor:
         """Return with which velocity pictures move, fp32, [N·L, E].
@@ -171,7 +171,7 @@ class FlowTransformer(nn.Module):
         with keys.at(keys.packed([config.targets] * count, device=device)):
             embedded = self.patch(patches.to(like))
         embedded = embedded + grid_positions(config.grid, config.hidden, like=like).repeat(count, 1)
-        x = torch.cat((connected, embedded)).index_select(0, packing.joined)
+        x = rows_at(packing.joined, torch.cat((connected, embedded)))
         with keys.at(keys.packed([1] * count, device=device)):
             moments = functional.silu(self.time(sines(times * _TIME_SCALE, config.hidden).to(like)))  # [N, W]
             layers = cast("Iterable[FlowLayer]", self.layers)
@@ -184,6 +184,15 @@ class FlowTransformer(nn.Module):
         with keys.at(keys.packed([config.targets] * count, device=device)):
             velocity = self.output(modulated(found, shift, scale, config.norm_eps).flatten(0, 1))
         return cast("Tensor", velocity.float())
+
+
+def rows_at(index: Tensor, rows: Tensor) -> Tensor:
+    """Return ``rows`` [N, F] at an index [T] that may repeat, [T, F].
+
+    The gradient of one that repeats is summed in the same order in each run, on CUDA too, as that of `index_select` is
+    not.
+    """
+    return functional.embedding(index, rows)
 
 
 def modulated(x: Tensor, shift: Tensor, scale: Tensor, eps: float) -> Tensor:
