@@ -50,6 +50,24 @@ def test_layout_never_changes_what_is_drawn(layout: str, oracle: Oracle) -> None
     assert oracle.check(settings) == ""
 
 
+FLOW: Mapping[str, Any] = {"height": 4, "width": 6, "channels": 1, "patch": 2, "hidden": 24, "layers": 2, "heads": 2}
+FLOWS: dict[str, Modules] = {
+    "lanes": {"vision": on(0, 0), "language": on(0, 1), "drawer": drawer(0, 2)},
+    "tp2": {"vision": on(0, 0), "language": on(0, 1, tp=2, **SP), "drawer": drawer(1, 2, tp=2, recompute="full")},
+    "tp2 lanes": {"vision": on(0, 1), "language": on(2, 3, cp=2), "drawer": drawer(0, 3, tp=2)},
+}
+
+
+@pytest.mark.parametrize("reads", ["before", "own"])
+@pytest.mark.parametrize("layout", FLOWS)
+def test_layout_never_changes_a_flow(layout: str, reads: str, oracle: Oracle) -> None:
+    """Noise, times, and what is made without its rows follow from the sample alone."""
+    settings = table(FLOWS[layout], microbatches=2, roles=ROLES)
+    config = {**FLOW, "intermediate": 40, "drop_condition": 0.2, "reads": reads}
+    settings["modules"]["drawer"] |= {"plugin": "flow", "config": config}
+    assert oracle.check(settings) == ""
+
+
 @pytest.mark.parametrize("schedule", ["gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v", "ahead"])
 def test_schedules_draw_the_same(schedule: str, oracle: Oracle) -> None:
     """What the last stage makes leaves it for a module behind it, wherever that lies."""

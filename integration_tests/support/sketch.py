@@ -1,4 +1,4 @@
-"""A generator as others may write it: it guesses each pixel of a picture from the mean of what its rows say, and noise.
+"""A generator as others may write it: it makes each pixel of a picture from the mean of what its rows say, and noise.
 
 Its loss follows from the rows of an item, from noise that is drawn by the item's key, and from nothing else.
 """
@@ -44,8 +44,8 @@ class Sketch(nn.Module):
         for item, (start, stop), key in zip(items, spans, keys, strict=True):
             said = self.start + (read[start:stop].mean(0) if stop > start else 0)
             noise = normal(fold(key[None], 1), len(item["pixels"])).to(rows).T
-            guess = self.write(torch.cat([said.expand(len(noise), -1), noise], 1)).squeeze(1)
-            found.append((guess - item["pixels"]).float().square())
+            made = self.write(torch.cat([said.expand(len(noise), -1), noise], 1)).squeeze(1)
+            found.append((made - item["pixels"]).float().square())
         return torch.cat(found)
 
 
