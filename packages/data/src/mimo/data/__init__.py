@@ -73,6 +73,7 @@ from mimo.data.samples import (
     lay_out,
     pack,
     parts_of,
+    place_item,
     weights_of,
 )
 from mimo.data.sources import (
@@ -214,6 +215,7 @@ __all__ = [
     "place_by_cost",
     "place_by_count",
     "place_filled",
+    "place_item",
     "read_arrays",
     "read_members",
     "read_record",

@@ -1,6 +1,6 @@
 """What dataset and tokenizer plugins are written against, and the tokens of a sample."""
 
-from mimo.data.samples.layout import NO_LABEL, MadeItem, PlacedItem, SampleLayout, lay_out
+from mimo.data.samples.layout import NO_LABEL, MadeItem, PlacedItem, SampleLayout, lay_out, place_item
 from mimo.data.samples.packing import Packed, pack
 from mimo.data.samples.specs import (
     AnswerMetricSpec,
@@ -45,5 +45,6 @@ __all__ = [
     "lay_out",
     "pack",
     "parts_of",
+    "place_item",
     "weights_of",
 ]

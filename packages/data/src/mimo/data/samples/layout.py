@@ -243,6 +243,33 @@ def lay_out(
     )
 
 
+def place_item(
+    where: str,
+    info: ItemInfo,
+    *,
+    at: int,
+    tokenizer: Tokenizer,
+    rows: Rows,
+    grids: Grids = _NO_GRIDS,
+    patterns: Patterns = _NO_PATTERNS,
+    made: Made = _NO_MADE,
+) -> tuple[NDArray[np.int64], PlacedItem]:
+    """Return the ids that stand for one item from a position on, and where it lies; see `lay_out`.
+
+    Args:
+        where: place of its sample, for messages.
+        info: of the item.
+        at: the position.
+        tokenizer: names its placeholder.
+        rows: as in `lay_out`, like all that follow.
+        grids: likewise.
+        patterns: likewise.
+        made: likewise.
+    """
+    placing = _Placing(tokenizer=tokenizer, rows=rows, grids=grids, patterns=patterns, made=made)
+    return placing.place(where, info, tokenizer.placeholder(info.modality), at=at)
+
+
 def _pieces(ids: NDArray[np.int64], modalities: Mapping[int, str]) -> Iterator[tuple[NDArray[np.int64], str | None]]:
     """Yield runs of text, with None, and single placeholders, with their modality, in order."""
     start = 0

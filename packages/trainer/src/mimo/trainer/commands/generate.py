@@ -27,6 +27,7 @@ def generate(
     prompts: Annotated[Path | None, Parameter(show_default=False)] = None,
     out: Annotated[Path | None, Parameter(show_default=False)] = None,
     batch: Annotated[int | None, Parameter(show_default=False)] = None,
+    made: Annotated[Path | None, Parameter(show_default=False)] = None,
     json: Annotated[bool, Parameter(negative="")] = False,
     max_tokens: int = 64,
     temperature: float = 0.0,
@@ -50,6 +51,7 @@ def generate(
         prompts: instead of these a jsonl file of prompts, as the jsonl dataset has samples.
         out: a new file for the answers to it, a line of JSON each.
         batch: how many prompts of the file are continued at once; 8 if left out.
+        made: a new folder for pictures and whatever else the model makes; left out, a new one in that of the run.
         json: prints each answer as a line of JSON, and nothing else.
         max_tokens: most tokens to write.
         temperature: divides the logits before a token is drawn; 0 for the likeliest one.
@@ -57,13 +59,14 @@ def generate(
         top_k: draws among so many of the likeliest tokens; 0 for all.
         min_p: draws among tokens at least this share as likely as the likeliest; 0 for all.
         repetition_penalty: above 1 makes tokens that were there before less likely; 1 for none.
-        seed: of the draws; left out, that of the run.
+        seed: of the draws, and of the noise that items are made from; left out, that of the run.
         tp: processes over which each stage of the language model is split.
         pp: stages of the language model; with several prompts they work on different ones at once.
     """
     import attrs
 
     from mimo.launch import with_slurm
+    from mimo.trainer.decoding.made_files import check_folder
     from mimo.trainer.decoding.prompt import chat_text, lay_out_prompt, prompt_of
     from mimo.trainer.decoding.prompt_file import PromptFile
     from mimo.trainer.decoding.sampling import Sampling, nothing_drawn
@@ -86,19 +89,21 @@ def generate(
         repetition_penalty=repetition_penalty,
         seed=seed or 0,
     )
-    if seed is not None and not temperature:
-        raise nothing_drawn("--seed")
     given = {"--image": image, "--audio": audio, "--item": item, "--text": text, "--message": message}
     _check_choice([name for name, value in given.items() if value], prompts, out, batch=batch, json=json)
     items = read_items(image, audio, item)
     folder = step_folder(checkpoint)
     job = resolve(settings_of(folder, (), "generate", tp=tp, pp=pp), purpose="generate")
+    if seed is not None and not temperature and not job.generators:
+        raise nothing_drawn("--seed")
+    if made is not None:
+        check_folder(made, makes=[module.modality for module in job.generators])
     if seed is None:
         sampling = attrs.evolve(sampling, seed=job.settings.run.seed)
     if prompts is None:
         text = chat_text(job, message, items) if message else text
         lay_out_prompt(job, prompt_of(job, text, items))
-        one = GenerateRequest(items=items, text=text, max_tokens=max_tokens, sampling=sampling, as_json=json)
+        one = GenerateRequest(items=items, text=text, max_tokens=max_tokens, sampling=sampling, as_json=json, made=made)
         entry = partial(generate_text, folder, one)
     else:
         for _ in PromptFile.of(job, prompts).questions():  # all are looked at before anything is launched
@@ -110,6 +115,7 @@ def generate(
             batch=batch or _BATCH,
             sampling=sampling,
             as_json=json,
+            made=made,
         )
         entry = partial(answer_file, folder, many)
     check_world(job.world, with_slurm(os.environ))

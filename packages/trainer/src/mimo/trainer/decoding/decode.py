@@ -17,7 +17,7 @@ from mimo.trainer.decoding.choosing import choose
 from mimo.trainer.decoding.detokenise import StreamedText
 from mimo.trainer.decoding.prompt import Prompt, lay_out_prompt, prompt_of
 from mimo.trainer.decoding.reader import SequenceReader
-from mimo.trainer.decoding.running import Answer, Question, Running
+from mimo.trainer.decoding.running import Answer, Ended, Question, Running
 from mimo.trainer.decoding.sampling import Sampling
 from mimo.trainer.decoding.stages import Stages
 from mimo.trainer.step.trainer import Trainer
@@ -127,7 +127,9 @@ def answer_questions(
     stages = Stages(trainer)
     trainer.optimizer.gather()
     room = _Room(questions, rows=trainer.job.settings.data.max_tokens)
-    advance = _Advance(tokenizer=trainer.job.tokenizer, max_tokens=max_tokens, on_text=on_text)
+    job = trainer.job
+    calls = frozenset(job.tokenizer.placeholder(module.modality) for module in job.generators)
+    advance = _Advance(tokenizer=job.tokenizer, calls=calls, max_tokens=max_tokens, on_text=on_text)
     count = min(stages.count, batch)
     groups = [
         _Group(
@@ -140,11 +142,13 @@ def answer_questions(
     ]
     while room.waits or any(group.reader.running for group in groups):
         for group in groups:
-            ended = advance(group.asked, group.tokens())
-            group.leave(ended)
-            yield from ended
-            new = [Running(one, StreamedText(advance.tokenizer)) for one in room.take(group.room)]
-            group.ask(new)
+            ended, waiting = advance(group.asked, group.tokens())
+            group.leave([*ended, *waiting])
+            yield from [running.answer(how) for running, how in ended.items()]
+            for running in waiting:
+                group.reader.make(running, seed=sampling.seed)
+            new = [Running(one, StreamedText(advance.tokenizer)) for one in room.take(group.room - len(waiting))]
+            group.ask([*waiting, *new])
             trainer.heartbeat()
     stages.flush()
 
@@ -192,32 +196,36 @@ class _Group:
 
         self.tokens = self.stages.agree(self.stages.count - 1, len(self.asked), choose_all)
 
-    def leave(self, ended: Sequence[Answer]) -> None:
-        """Let sequences go that have ended."""
-        if ended:
-            gone = {answer.number for answer in ended}
-            self.reader.keep(_kept([running.question.number not in gone for running in self.reader.running]))
+    def leave(self, gone: Sequence[Running]) -> None:
+        """Let sequences go."""
+        if gone:
+            self.reader.keep(_kept([running not in gone for running in self.reader.running]))
 
 
 @attrs.frozen(kw_only=True)
 class _Advance:
-    """Gives sequences their next tokens."""
+    """Gives sequences their next tokens; ``calls`` are those that call for an item."""
 
     tokenizer: Tokenizer
+    calls: frozenset[int]
     max_tokens: int
     on_text: Callable[[Running, str], None]
 
-    def __call__(self, sequences: Sequence[Running], tokens: Sequence[int]) -> list[Answer]:
-        """Give each sequence its next token, and return the answers of those that end by it."""
-        answers = []
+    def __call__(
+        self, sequences: Sequence[Running], tokens: Sequence[int]
+    ) -> tuple[dict[Running, Ended], list[Running]]:
+        """Give each sequence its next token, and return those that end by it, and how, and those that need an item."""
+        ended, waiting = dict[Running, Ended](), list[Running]()
         for running, token in zip(sequences, tokens, strict=True):
             ends = token == self.tokenizer.end
             if not ends:
                 self._show(running, running.add(token))
             if ends or running.written == self.max_tokens:
                 self._show(running, running.end())
-                answers.append(running.answer("end" if ends else "max_tokens"))
-        return answers
+                ended[running] = "end" if ends else "max_tokens"
+            elif token in self.calls:
+                waiting.append(running)
+        return ended, waiting
 
     def _show(self, running: Running, piece: str) -> None:
         if piece:

@@ -56,6 +56,47 @@ class Prompt:
         return "the prompt"
 
 
+@attrs.frozen(kw_only=True)
+class WithItem:
+    """The items of a sequence, and one more that was made behind them.
+
+    Args:
+        inner: has the others.
+        index: of this one.
+        item: raw.
+    """
+
+    inner: Dataset
+    index: int
+    item: Any
+
+    def __len__(self) -> int:
+        """Return as many samples as there were."""
+        return len(self.inner)
+
+    def tokens(self, sample: int) -> Sequence[int]:
+        """Return the ids of the prompt."""
+        return self.inner.tokens(sample)
+
+    def infos(self, sample: int) -> Sequence[ItemInfo]:
+        """Return the items of the prompt."""
+        return self.inner.infos(sample)
+
+    def raw(self, sample: int, index: int) -> Any:
+        """Return an item."""
+        return self.item if index == self.index else self.inner.raw(sample, index)
+
+    def where(self, sample: int) -> str:
+        """Name the prompt in messages."""
+        return self.inner.where(sample)
+
+
+def measured_item(module: JobModule, raw: Any) -> tuple[int, ...]:
+    """Return the size of an item as its encoder measures it."""
+    assert isinstance(module.spec, EncoderSpec)
+    return tuple(module.spec.measure(raw))
+
+
 def prompt_of(job: Job, text: str, raws: Mapping[str, Sequence[Any]] | None = None) -> Prompt:
     """Return a prompt of ``text`` and raw items; an empty text is one placeholder for each item.
 

@@ -14,6 +14,7 @@ import attrs
 from mimo.data import PromptLines, open_prompts
 from mimo.hooks import ConfigError, RunError
 from mimo.model import EncoderSpec
+from mimo.trainer.decoding.made_files import MadeFiles
 from mimo.trainer.decoding.prompt import chat_of, lay_out_prompt
 from mimo.trainer.decoding.running import Answer, Question
 from mimo.trainer.job.job import Job
@@ -65,10 +66,12 @@ class AnswerLines:
     Args:
         write: takes a line.
         number: returns the number of a prompt's line, from 1.
+        files: writes what is made beside text; None of a model that makes nothing.
     """
 
     write: Callable[[str], None]
     number: Callable[[int], int]
+    files: MadeFiles | None = None
     _waiting: dict[int, Answer] = attrs.field(factory=dict, init=False)
     _next: int = attrs.field(default=0, init=False)
 
@@ -79,7 +82,8 @@ class AnswerLines:
             found = self._waiting.pop(self._next)
             self._next += 1
             line = {"prompt": self.number(found.number), "text": found.text, "tokens": found.tokens}
-            self.write(json.dumps({**line, "ended": found.ended}) + "\n")
+            made = {} if self.files is None else {"items": [str(file) for file in self.files.add(found)]}
+            self.write(json.dumps({**line, "ended": found.ended, **made}) + "\n")
 
 
 def check_out(path: Path) -> None:

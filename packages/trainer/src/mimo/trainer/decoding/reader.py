@@ -12,16 +12,19 @@ from collections.abc import Mapping, Sequence
 import attrs
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from mimo.data import NO_LABEL, SampleLayout, pack
+from mimo.data import NO_LABEL, Dataset, PlacedItem, SampleLayout, pack
+from mimo.hooks import ItemInfo
 from mimo.model.runtime import LanguageBatch, SequenceCache, SupportsDecodeCache
-from mimo.trainer.decoding.prompt import prepared_item
+from mimo.trainer.decoding.prompt import WithItem, measured_item, prepared_item
 from mimo.trainer.decoding.running import Question, Running
 from mimo.trainer.decoding.stages import Stages
 from mimo.trainer.job.job import Job
 from mimo.trainer.job.precision import compute_dtype
 from mimo.trainer.step.programs.encoder_program import take_rows
+from mimo.trainer.step.programs.generator_program import GeneratorProgram
 from mimo.trainer.step.programs.item_program import on_device
 from mimo.trainer.step.programs.language_program import LanguageProgram, language_batch
 from mimo.trainer.step.trainer import Trainer
@@ -48,6 +51,11 @@ class SequenceReader:
         self._language = language
         names = [module.name for module in trainer.job.encoders_of(trainer.job.language)]
         self._encoders = {name: programs[name] for name in names if name in programs}
+        self._generators = {
+            trainer.job.tokenizer.placeholder(program.module.modality): program
+            for program in programs.values()
+            if isinstance(program, GeneratorProgram)
+        }
         module = language.part.module
         self._cache: SequenceCache | None = None
         if use_cache and isinstance(module, SupportsDecodeCache):
@@ -79,6 +87,37 @@ class SequenceReader:
             return self._logits(self._last(), {}, None)
         rows = {name: torch.cat([running.rows[name] for running in self.running]) for name in self._encoders}
         return self._logits(self._full(self.running), rows, [len(running.ids) for running in self.running])
+
+    def make(self, running: Running, *, seed: int) -> None:
+        """Make the item that a sequence's last token calls for, and have the sequence go on from it.
+
+        It is made from the rows of the whole sequence, read once more; noise depends on the seed, the number of the
+        prompt, and which of the sequence's items it is. An encoder of its modality reads it where there is one.
+
+        Args:
+            running: a sequence that is none of those that are held.
+            seed: of what is drawn.
+        """
+        program, at = self._generators[running.ids[-1]], len(running.ids) - 1
+        modality, items = program.module.modality, running.question.layout.items
+        index = 1 + max((item.info.index for item in items), default=-1)
+        sample = running.question.layout.sample
+        info = ItemInfo(sample=sample, index=index, modality=modality, size=(), role="output")
+        ids, item = self._job.place_item(info, at=at)
+        asked = _longer(running, ids, item, running.question.dataset)
+        rows = self._encoded([asked])
+        packed = pack([asked.layout], with_items=self._job.reads_items)
+        batch = language_batch(packed, self._job, self._language.device, trains=False)
+        with self._language.on_compute("forward"):
+            hidden = self._language.part.language(batch, rows, None)
+        assert item.made_from is not None
+        raw = program.make(hidden[slice(*item.made_from)], seed=seed, prompt=running.question.number, index=index)
+        reader = next((one.module for one in self._encoders.values() if one.module.modality == modality), None)
+        if reader is not None:
+            info = attrs.evolve(info, size=measured_item(reader, raw), role="both")
+            ids, item = self._job.place_item(info, at=at)
+        dataset = WithItem(inner=running.question.dataset, index=index, item=raw)
+        running.take_item((modality, raw), _longer(running, ids, item, dataset))
 
     def keep(self, sequences: Sequence[int]) -> None:
         """Hold these of the sequences alone, in this order."""
@@ -166,6 +205,15 @@ class SequenceReader:
             counts = [sum(item.rows for item in each.question.layout.items_of(modality)) for each in new]
             for running, own in zip(new, encoded.split(counts), strict=True):
                 running.rows = {**running.rows, name: own}
+
+
+def _longer(running: Running, ids: NDArray[np.int64], item: PlacedItem, dataset: Dataset) -> Question:
+    """Return what a sequence has, with an item in place of its last token."""
+    layout = running.question.layout
+    tokens = np.concatenate([np.asarray(running.ids[:-1], dtype=np.int64), ids])
+    labels = np.full(len(tokens), NO_LABEL, dtype=np.int64)
+    layout = attrs.evolve(layout, tokens=tokens, labels=labels, weights=None, items=(*layout.items, item))
+    return Question(number=running.question.number, dataset=dataset, layout=layout)
 
 
 def _unlabelled(running: Running) -> SampleLayout:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Literal, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias
 
 import attrs
 from torch import Tensor
@@ -38,12 +38,15 @@ class Answer:
         text: what was generated.
         tokens: how many tokens it is, the end not counted.
         ended: ``"end"`` where the model ended it, ``"max_tokens"`` where there was no room for more.
+        items: what was made beside the text, in the order of its placeholders: modality, and the item as datasets give
+            one.
     """
 
     number: int
     text: str
     tokens: int
     ended: Ended
+    items: Sequence[tuple[str, Any]] = ()
 
 
 @attrs.define(eq=False)
@@ -58,6 +61,7 @@ class Running:
             are the places.
         rows: of the prompt's items, from the encoders, by module; kept where all of it is read again for each token.
         pieces: of its text.
+        made: see `Answer.items`.
     """
 
     question: Question
@@ -66,16 +70,26 @@ class Running:
     next_place: int | None = attrs.field(init=False)
     rows: Mapping[str, Tensor] = attrs.field(factory=dict, init=False)
     pieces: list[str] = attrs.field(factory=list, init=False)
+    made: list[tuple[str, Any]] = attrs.field(factory=list, init=False)
+    _before: int = attrs.field(default=0, init=False)
+    """Tokens that were generated before what the question is now."""
 
     def __attrs_post_init__(self) -> None:
         """Begin with the prompt."""
+        self._begin()
+
+    def _begin(self) -> None:
         self.ids = self.question.layout.tokens.tolist()
         places = self.question.layout.grid_positions
         self.next_place = None if places is None else int(places.max()) + 1
 
     @property
     def written(self) -> int:
-        """How many tokens were generated."""
+        """How many tokens were generated; one for an item."""
+        return self._before + self._since
+
+    @property
+    def _since(self) -> int:
         return len(self.ids) - len(self.question.layout.tokens)
 
     @property
@@ -83,12 +97,20 @@ class Running:
         """Place of the last token on the axes of a grid."""
         if self.next_place is None:
             return len(self.ids) - 1
-        return self.next_place + self.written - 1
+        return self.next_place + self._since - 1
 
     def add(self, token: int) -> str:
         """Take a token, and return the piece of text that is known by it."""
         self.ids.append(token)
         return self._take(self.text.add(token))
+
+    def take_item(self, item: tuple[str, Any], question: Question) -> None:
+        """Take the item that the last token called for, and go on from a question that has it."""
+        self.made.append(item)
+        self._before = self.written
+        self.question = question
+        self.rows = {}
+        self._begin()
 
     def end(self) -> str:
         """Return the piece of text that is left when no more tokens come."""
@@ -96,7 +118,8 @@ class Running:
 
     def answer(self, ended: Ended) -> Answer:
         """Return what came of it."""
-        return Answer(number=self.question.number, text="".join(self.pieces), tokens=self.written, ended=ended)
+        text = "".join(self.pieces)
+        return Answer(number=self.question.number, text=text, tokens=self.written, ended=ended, items=tuple(self.made))
 
     def _take(self, piece: str) -> str:
         self.pieces.append(piece)

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mimo.hooks import ConfigError, DataError, PluginError, RunError, UserError
+from mimo.model import GeneratorSpec
 from mimo.schedule import pipeline_route
 from mimo.schedule.runtime import Boundary, Channel
 from mimo.topology import show_ranks
@@ -152,7 +153,8 @@ def check_layout(job: Job) -> None:
 
     Raises:
         ConfigError: the language model lies not on all ranks, or is cut by more than ``pp``, ``tp`` and ``ep``, or an
-            encoder is not whole, or split by ``tp``, on each rank of the first stage.
+            encoder is not whole, or split by ``tp``, on each rank of the first stage; there is a generator, and that
+            stage is not the only one, or the generator doesn't lie so, or makes nothing.
     """
     language = job.language
     first = language.grid.stage_ranks(0)
@@ -163,6 +165,18 @@ def check_layout(job: Job) -> None:
             f"a module on rank {show_ranks(first)} of the language model's first stage, whole or split by tp alone"
         )
         _check(job, module, set(first).issubset(module.grid.ranks) and module.grid.pp == 1, expected)
+    for module in job.generators:
+        assert isinstance(module.spec, GeneratorSpec), module.name
+        if module.spec.generate is None or module.spec.save is None:
+            raise ConfigError(
+                f"modules.{module.name}.plugin",
+                expected="a generator with `generate` and `save`",
+                got=f"{module.spec.name!r}, which is trained and makes nothing",
+                fix="Add them to its spec.",
+            )
+        _check(job, language, language.grid.pp == 1, f"pp = 1, as modules.{module.name} makes items of its rows")
+        expected = f"a module on rank {show_ranks(first)} of the language model, whole or split by tp alone"
+        _check(job, module, set(first).issubset(module.grid.ranks), expected)
 
 
 def _check(job: Job, module: JobModule, has_place: bool, expected: str) -> None:  # noqa: FBT001 - one of two checks

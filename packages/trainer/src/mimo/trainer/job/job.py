@@ -3,15 +3,28 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 import attrs
+import numpy as np
+from numpy.typing import NDArray
 
-from mimo.data import NEWEST_ORDER, Dataset, MadeItem, SampleLayout, SampleOrder, Tokenizer, WeightChange, lay_out
-from mimo.hooks import DataError
+from mimo.data import (
+    NEWEST_ORDER,
+    Dataset,
+    MadeItem,
+    PlacedItem,
+    SampleLayout,
+    SampleOrder,
+    Tokenizer,
+    WeightChange,
+    lay_out,
+    place_item,
+)
+from mimo.hooks import DataError, ItemInfo
 from mimo.model import EncoderSpec, Frozen, GeneratorSpec, LanguageModelSpec, Lora, ModuleSpec, Stage
 from mimo.optimizer import LearningRate, OptimizerSpec, Pattern, Precision, Rule, Rules
 from mimo.schedule import Plan
@@ -344,29 +357,7 @@ class Job:
         Raises:
             DataError: it can't be laid out, or is longer than settings allow.
         """
-        specs = [
-            (each.modality, each.spec, each.config)
-            for each in self.encoders_of(self.language)
-            if isinstance(each.spec, EncoderSpec)
-        ]
-        found = lay_out(
-            dataset,
-            sample,
-            tokenizer=self.tokenizer,
-            rows={modality: partial(spec.rows, config) for modality, spec, config in specs},
-            max_tokens=self.settings.data.max_tokens,
-            grids={modality: partial(spec.grid, config) for modality, spec, config in specs if spec.grid is not None},
-            patterns={
-                modality: partial(spec.pattern, config) for modality, spec, config in specs if spec.pattern is not None
-            },
-            made={
-                module.modality: MadeItem(
-                    rows=module.spec.rows(module.config), reads_own=module.spec.reads(module.config) == "own"
-                )
-                for module in self.generators
-                if isinstance(module.spec, GeneratorSpec)
-            },
-        )
+        found = lay_out(dataset, sample, max_tokens=self.settings.data.max_tokens, **self._placing)
         if found.truncated and self.settings.data.longer == "refuse":
             raise DataError(
                 dataset.where(sample),
@@ -378,6 +369,36 @@ class Job:
             if encoder.feeds != LANGUAGE:
                 self._check_rows(encoder, found, dataset.where(sample))
         return found
+
+    def place_item(self, info: ItemInfo, *, at: int) -> tuple[NDArray[np.int64], PlacedItem]:
+        """Return the ids that stand for an item of a sequence that is written, and where it lies from a position on."""
+        return place_item("what was written", info, at=at, **self._placing)
+
+    @cached_property
+    def _placing(self) -> Mapping[str, Any]:
+        """By what `mimo.data.lay_out` places items."""
+        specs = [
+            (each.modality, each.spec, each.config)
+            for each in self.encoders_of(self.language)
+            if isinstance(each.spec, EncoderSpec)
+        ]
+        return {
+            "tokenizer": self.tokenizer,
+            "rows": {modality: partial(spec.rows, config) for modality, spec, config in specs},
+            "grids": {
+                modality: partial(spec.grid, config) for modality, spec, config in specs if spec.grid is not None
+            },
+            "patterns": {
+                modality: partial(spec.pattern, config) for modality, spec, config in specs if spec.pattern is not None
+            },
+            "made": {
+                module.modality: MadeItem(
+                    rows=module.spec.rows(module.config), reads_own=module.spec.reads(module.config) == "own"
+                )
+                for module in self.generators
+                if isinstance(module.spec, GeneratorSpec)
+            },
+        }
 
     def _check_rows(self, encoder: JobModule, layout: SampleLayout, where: str) -> None:
         """Refuse an encoder of a teacher that makes other rows of an item than the one whose places these take.

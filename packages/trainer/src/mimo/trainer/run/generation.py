@@ -15,6 +15,7 @@ from mimo.data import load_image
 from mimo.hooks import ConfigError
 from mimo.launch import ProcessInfo
 from mimo.trainer.decoding.decode import answer_questions
+from mimo.trainer.decoding.made_files import MadeFiles
 from mimo.trainer.decoding.prompt import lay_out_prompt, prompt_of
 from mimo.trainer.decoding.prompt_file import AnswerLines, PromptFile, new_file
 from mimo.trainer.decoding.running import Question
@@ -34,6 +35,7 @@ class GenerateRequest:
         max_tokens: largest number of tokens to generate.
         sampling: how they are chosen.
         as_json: whether the answer is printed as a line of JSON instead of its text as it comes.
+        made: folder for what is made beside text; None: one in that of the run.
     """
 
     items: Mapping[str, Sequence[Any]]
@@ -41,6 +43,7 @@ class GenerateRequest:
     max_tokens: int
     sampling: Sampling
     as_json: bool
+    made: Path | None = None
 
 
 @attrs.frozen(kw_only=True)
@@ -54,6 +57,7 @@ class FileRequest:
         batch: how many are continued at once.
         sampling: how tokens are chosen.
         as_json: whether the answers are printed.
+        made: see `GenerateRequest`.
     """
 
     prompts: Path
@@ -62,6 +66,7 @@ class FileRequest:
     batch: int
     sampling: Sampling
     as_json: bool
+    made: Path | None = None
 
 
 def generate_text(step_folder: Path, request: GenerateRequest, job: Job, process: ProcessInfo) -> None:
@@ -80,10 +85,13 @@ def generate_text(step_folder: Path, request: GenerateRequest, job: Job, process
         )
     if not shows:
         return
+    files = MadeFiles.of(job, step_folder, request.made) if job.generators else None
     if request.as_json:
-        AnswerLines(show_text, lambda number: number + 1).add(answer)
+        AnswerLines(show_text, lambda number: number + 1, files).add(answer)
     else:
         show_text("\n")
+        for file in files.add(answer) if files is not None else ():
+            show_text(f"{file}\n")
 
 
 def answer_file(step_folder: Path, request: FileRequest, job: Job, process: ProcessInfo) -> None:
@@ -95,7 +103,8 @@ def answer_file(step_folder: Path, request: FileRequest, job: Job, process: Proc
         if process.rank == 0:
             writers += [stack.enter_context(new_file(request.out))] if request.out is not None else []
             writers += [show_text] if request.as_json else []
-        lines = [AnswerLines(write, prompts.lines.number) for write in writers]
+        files = MadeFiles.of(job, step_folder, request.made) if job.generators and writers else None
+        lines = [AnswerLines(write, prompts.lines.number, files) for write in writers]
         with _generating(process):
             for answer in answer_questions(
                 trainer,

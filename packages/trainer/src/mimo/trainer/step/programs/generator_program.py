@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from mimo.hooks import RunError
+from mimo.model import GeneratorSpec
 from mimo.model.runtime import item_keys, step_key
 from mimo.schedule.runtime import LOSS
 from mimo.topology.device_copies import to_device
@@ -59,6 +61,24 @@ class GeneratorProgram(ItemProgram):
         if self._probe is not None and not self._scores:
             self._probe.record_loss(self.part.id, microbatches, loss)
         return {LOSS: loss}
+
+    def make(self, rows: Tensor, *, seed: int, prompt: int, index: int) -> Any:
+        """Return the item, as datasets give one, that is made from rows [C, H] of the language model.
+
+        Args:
+            rows: all that it is made from.
+            seed: of the noise.
+            prompt: number of the prompt that calls for it, by which noise is drawn too.
+            index: of the item in its sequence, likewise.
+        """
+        spec = self.module.spec
+        assert isinstance(spec, GeneratorSpec)
+        assert spec.generate is not None
+        keys = item_keys(step_key(seed, _NO_STEP), [prompt], [index])
+        with self.on_compute("forward"):
+            rows = rows.to(self._dtype)
+            (made,) = spec.generate(self.part.module, self.module.config, rows, [(0, len(rows))], keys)
+        return made
 
     def _spans(self, batches: Sequence[Microbatch]) -> list[tuple[int, int]]:
         """Return begin and end of each item's rows in those of a pass."""
