@@ -16,6 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mimo.hooks import ConfigError
 from mimo.model import GENERATORS
+from mimo.model.runtime import TensorAxis
 from mimo.model.testing import assert_generator_conforms
 from mimo_generator_flow import FLOW, FlowConfig
 from mimo_generator_flow._plugin import mimo_register_generators
@@ -86,6 +87,20 @@ def test_settings_say_what_it_reads() -> None:
     assert [FLOW.targets(SMALL, size) for size in ((8, 12), (100, 3))] == [6, 6]
     assert FLOW.tensor is not None
     assert FLOW.tensor.divisible(SMALL) == {"heads": 6}
+
+
+def test_tensor_ranks_split_what_is_wide() -> None:
+    """Heads and the middle of each feed-forward part; the rest is copied, with equal gradients."""
+    assert FLOW.tensor is not None
+    splits = FLOW.tensor.plan(FLOW.build(SMALL, 10), TensorAxis(size=2))
+    assert not any(split.summed for split in splits.values())
+    cut = {name: split.dim for name, split in splits.items() if split.dim is not None}
+    attention = {"query.weight": 0, "query.bias": 0, "key.weight": 0, "value.weight": 0, "value.bias": 0}
+    attention |= {"output.weight": 1}
+    mlp = {"up.weight": 0, "up.bias": 0, "down.weight": 1}
+    wanted = {f"layers.{layer}.attention.{name}": dim for layer in range(2) for name, dim in attention.items()}
+    paths = ("time", "layers.0.mlp", "layers.1.mlp")
+    assert cut == wanted | {f"{path}.{name}": dim for path in paths for name, dim in mlp.items()}
 
 
 def test_a_blank_picture_has_the_size_that_was_asked_for() -> None:
