@@ -15,7 +15,7 @@ from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # it s
 
 from mimo.data import DATASETS, TOKENIZERS, SplitName, Tokenizer, lay_out
 from mimo.hooks import ConfigError, discover
-from mimo_dataset_digits import WORDS, DigitsConfig
+from mimo_dataset_digits import DRAW_WORDS, WORDS, DigitsConfig
 from mimo_dataset_digits._plugin import DigitsDataset, open_digits
 
 DATA = load_digits()
@@ -132,3 +132,27 @@ def test_digits_readme_example_runs() -> None:
     promised = "".join(f"{line}\n" for line in re.findall(r"^print.*  # (.*)$", example, flags=re.MULTILINE))
     done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, check=False)  # noqa: S603 - own text
     assert (done.stderr, done.stdout) == ("", promised)
+
+
+def test_digits_are_read_or_drawn() -> None:
+    """Both: first all are read, then all are drawn; the same images either way."""
+    words = tokenizer(words=tuple(dict.fromkeys((*WORDS, *DRAW_WORDS))))
+    read, draw, both = (open_digits(DigitsConfig(task=task), words, "evaluation") for task in ("read", "draw", "both"))
+    assert (len(read), len(draw), len(both)) == (359, 359, 718)
+    for sample, whole in [(0, read), (358, read), (359, draw), (717, draw)]:
+        own = sample % 359
+        assert both.tokens(sample) == whole.tokens(own)
+        assert both.where(sample) == whole.where(own)
+        assert both.raw(sample, 0).tobytes() == whole.raw(own, 0).tobytes() == read.raw(own, 0).tobytes()
+        assert [info.role for info in both.infos(sample)] == ["input" if whole is read else "output"]
+    assert words.decode(draw.tokens(0)) == f"draw {words.decode(read.tokens(0)).split()[-1]} <image>"
+    with pytest.raises(IndexError):
+        both.tokens(718)
+
+
+def test_digits_need_the_words_of_their_task_alone() -> None:
+    """Drawing takes "draw", and none of what reading says."""
+    assert len(open_digits(DigitsConfig(task="draw"), tokenizer(words=DRAW_WORDS), "train")) == 1438
+    message = "With the word tokenizer: tokenizer.words must hold draw, zero, one"
+    with pytest.raises(ConfigError, match=message):
+        open_digits(DigitsConfig(task="draw"), tokenizer(), "train")

@@ -1,9 +1,12 @@
-"""The ``digits`` dataset: 1,797 images of 8 x 8 pixels, each with the caption "<image> the digit is seven"."""
+"""The ``digits`` dataset: 1,797 images of 8 x 8 pixels, each with the caption "<image> the digit is seven".
+
+Or they are to be drawn: "draw seven <image>".
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import attrs
 import numpy as np
@@ -18,7 +21,10 @@ if TYPE_CHECKING:
 _DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
 WORDS = ("the", "digit", "is", *_DIGITS)
-"""Every word of the captions: what ``tokenizer.words`` must hold."""
+"""Every word of the captions: what ``tokenizer.words`` must hold to read."""
+DRAW_WORDS = ("draw", *_DIGITS)
+"""What it must hold to draw."""
+Task: TypeAlias = Literal["read", "draw", "both"]
 
 # scikit-learn's grey values are 0 (paper) to 16 (ink).
 _INK = 16
@@ -33,51 +39,68 @@ class DigitsConfig:
 
     Args:
         held_out: share of the images kept for evaluation; 0.2 keeps 359.
+        task: ``read`` images and say which digit each is, ``draw`` the digit that is asked for, or ``both``: first a
+            sample to read of each image, then one to draw.
     """
 
     held_out: float = attrs.field(
         default=0.2,
         validator=must_be("a share greater than 0 and less than 1", lambda share: 0 < share < 1, where="data"),
     )
+    task: Task = "read"
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class DigitsDataset:
-    """One split.
+    """One split, of N images.
 
     Args:
         images: ``[N, height, width]``, 0 for paper to 255 for ink.
         labels: the digits ``[N]``.
-        numbers: where each sample stands in scikit-learn's order ``[N]``.
-        captions: for each digit, the ids of its caption and the end.
+        numbers: where each image stands in scikit-learn's order ``[N]``.
+        captions: for each digit, the ids of its caption and the end; empty where none is read.
+        orders: for each digit, the ids that ask for a drawing of it, its placeholder and the end; empty where none is
+            drawn.
     """
 
     images: NDArray[np.uint8]
     labels: NDArray[np.int64]
     numbers: NDArray[np.int64]
     captions: tuple[tuple[int, ...], ...]
+    orders: tuple[tuple[int, ...], ...] = ()
 
     def __len__(self) -> int:
-        return len(self.numbers)
+        return len(self.numbers) * (bool(self.captions) + bool(self.orders))
 
     def tokens(self, sample: int) -> Sequence[int]:
-        """Return the ids of the caption."""
-        return self.captions[self.labels[sample]]
+        """Return the ids of the text."""
+        texts = self.orders if self._draws(sample) else self.captions
+        return texts[self.labels[self._image(sample)]]
 
     def infos(self, sample: int) -> Sequence[ItemInfo]:
-        """Return the one image."""
+        """Return the one image, which is read or to be drawn."""
         height, width = self.images.shape[1:]
-        return [ItemInfo(sample=sample, index=0, modality="image", size=(height, width))]
+        role: Literal["input", "output"] = "output" if self._draws(sample) else "input"
+        return [ItemInfo(sample=sample, index=0, modality="image", size=(height, width), role=role)]
 
     def raw(self, sample: int, index: int) -> Image.Image:  # noqa: ARG002 - there is only item 0
         """Return the image in mode "L"."""
         from PIL import Image
 
-        return Image.fromarray(self.images[sample])
+        return Image.fromarray(self.images[self._image(sample)])
 
     def where(self, sample: int) -> str:
         """Return the image's number in scikit-learn's order."""
-        return f"digits:{self.numbers[sample]}"
+        return f"digits:{self.numbers[self._image(sample)]}"
+
+    def _draws(self, sample: int) -> bool:
+        return bool(self.orders) and (not self.captions or sample >= len(self.numbers))
+
+    def _image(self, sample: int) -> int:
+        """Return which of the images a sample is of."""
+        if not 0 <= sample < len(self):
+            raise IndexError(sample)
+        return sample % len(self.numbers)
 
 
 def load_split(held_out: float, split: SplitName) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
@@ -110,20 +133,27 @@ def cut_split(
 
 def open_digits(config: DigitsConfig, tokenizer: Tokenizer, split: SplitName) -> DigitsDataset:
     """Return one split; which images are held out depends on ``held_out`` alone, never on a run's seed."""
-    return open_split(load_split(config.held_out, split), tokenizer)
+    return open_split(load_split(config.held_out, split), tokenizer, config.task)
 
 
 def open_split(
-    split: tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]], tokenizer: Tokenizer
+    split: tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]], tokenizer: Tokenizer, task: Task = "read"
 ) -> DigitsDataset:
     """Return the dataset of what `load_split` or `cut_split` has returned."""
-    captions = tuple(_caption(tokenizer, word) for word in _DIGITS)
+    words = [*(() if task == "draw" else WORDS), *(() if task == "read" else DRAW_WORDS)]
+    captions = [f"<image> the digit is {word}" for word in _DIGITS if task != "draw"]
+    orders = [f"draw {word} <image>" for word in _DIGITS if task != "read"]
     images, labels, numbers = split
-    return DigitsDataset(images=images, labels=labels, numbers=numbers, captions=captions)
+    return DigitsDataset(
+        images=images,
+        labels=labels,
+        numbers=numbers,
+        captions=tuple(_encoded(tokenizer, text, words) for text in captions),
+        orders=tuple(_encoded(tokenizer, text, words) for text in orders),
+    )
 
 
-def _caption(tokenizer: Tokenizer, word: str) -> tuple[int, ...]:
-    text = f"<image> the digit is {word}"
+def _encoded(tokenizer: Tokenizer, text: str, words: Sequence[str]) -> tuple[int, ...]:
     try:
         return (*tokenizer.encode(text), tokenizer.end)
     except ValueError as error:
@@ -131,7 +161,7 @@ def _caption(tokenizer: Tokenizer, word: str) -> tuple[int, ...]:
             "tokenizer",
             expected=f"one that encodes the caption {text!r}",
             got=str(error),
-            fix="With the word tokenizer: tokenizer.words must hold " + ", ".join(WORDS) + ".",
+            fix="With the word tokenizer: tokenizer.words must hold " + ", ".join(dict.fromkeys(words)) + ".",
         ) from error
 
 

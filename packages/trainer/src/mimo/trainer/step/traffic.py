@@ -51,8 +51,8 @@ def expect_traffic(job: Job, step: int) -> Iterator[ExpectedTraffic]:
             by_rank[rank] += Traffic.of(route, rank=rank, row_bytes=row_bytes, gradient=edge.gradient)
         least = None
         if not job.is_inside(edge):
-            source = job.module(edge.source.module)
-            least = sum(sum(rows_of(job, source, layout)) for batch in data.microbatches for layout in batch.layouts)
+            carried = job.carried_by(edge)
+            least = sum(sum(rows_of(job, carried, layout)) for batch in data.microbatches for layout in batch.layouts)
             least -= sum(_staying(job, edge, rank, route) for rank, route in routes)
         yield ExpectedTraffic(edge=edge, traffic=_by_key([attrs.astuple(one) for one in by_rank]), least=least)
 
