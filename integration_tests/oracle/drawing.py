@@ -28,6 +28,21 @@ ENCODERS: Mapping[str, Sequence[Mapping[str, Any]]] = {
 }
 """Keys of each module, one kind of encoder each; none for a plain ``vit``."""
 TEACHERS = ("teacher", "tutor")
+GENERATORS: Mapping[str, str] = {"drawer": "vision", "scribe": "glyph"}
+"""And which encoder reads what they make, if the model has it."""
+SKETCHES: Sequence[Mapping[str, Any]] = ({}, {"reads": "own"}, {"reads": "own", "rows": 3}, {"rows": 2})
+FLOW: Mapping[str, Any] = {
+    "height": 4,
+    "width": 6,
+    "channels": 1,
+    "patch": 2,
+    "hidden": 24,
+    "layers": 2,
+    "heads": 6,
+    "intermediate": 37,
+    "drop_condition": 0.3,
+}
+ROLES: Sequence[Sequence[str]] = (("output",), ("input", "output"), ("both",), ("input", "output", "both"))
 CLIPS: Sequence[Mapping[str, Any]] = (
     {},
     {},
@@ -42,7 +57,7 @@ HYBRID_STEPS = {"plugin": "cpu-offload", "fraction": 0.5, "bucket_bytes": 2048, 
 
 
 def draw(rng: random.Random, *, world: int = 8) -> Table:
-    """Draw settings: one to three encoders, up to two teachers and a language model on any ranks of the world.
+    """Draw settings: one to three encoders, up to two teachers and generators, and a language model on any ranks.
 
     Some are refused by design, as where all is frozen, or where a norm that clips belongs to nothing.
     """
@@ -57,8 +72,11 @@ def draw(rng: random.Random, *, world: int = 8) -> Table:
             modules[f"eye_of_{name}"] = _draw_eye(rng, modules["vision"], name, language["ranks"], world)
             modules[name]["prefetch"] = modules[f"eye_of_{name}"]["prefetch"]
     config = _draw_language(rng, language)
+    made = rng.sample(list(GENERATORS), rng.choice((0, 0, 0, 1, 1, 2)))
+    modules |= {name: _draw_generator(rng, language["ranks"], world) for name in made}
     settings = table(
         {**modules, "language": language},
+        roles=_draw_roles(rng, modules, made),
         microbatches=rng.choice([count for count in (1, 2, 4) if SAMPLES % (lanes_of(language) * count) == 0]),
         pictures=rng.choice(("mixed", "mixed", "many", "many", "first", "digits", "none")),
         language=config,
@@ -99,6 +117,37 @@ def _draw_teacher(rng: random.Random, language: Sequence[int], world: int) -> di
         "round_rows": rng.choice((1, 1, 7)),
         "prefetch": rng.random() < 0.5,
     }
+
+
+def _draw_generator(rng: random.Random, language: Sequence[int], world: int) -> dict[str, Any]:
+    """Draw a generator on any ranks, on some of the language model's, or on others."""
+    others = [rank for rank in range(world) if rank not in language]
+    ranks = rng.choice((range(world), language, others or language))
+    tp = rng.choice([size for size in (1, 1, 2, 3) if size <= len(ranks)])
+    lanes = rng.randint(1, len(ranks) // tp)
+    config, plugin = rng.choice(SKETCHES), "sketch"
+    if tp > 1 or rng.random() < 0.5:
+        config, plugin = {**FLOW, "reads": rng.choice(("before", "own")), "queries": rng.choice((1, 2))}, "flow"
+    return {
+        "plugin": plugin,
+        "ranks": sorted(rng.sample(ranks, lanes * tp)),
+        "pp": 1,
+        "dp": lanes,
+        "cp": 1,
+        "tp": tp,
+        "fed_by": "language",
+        "config": config,
+        "loss_weight": rng.choice((0.0, 0.3, 1.0, 2.0)),
+        "batch_factor": rng.choice((1, 1, 2, 3)),
+    }
+
+
+def _draw_roles(
+    rng: random.Random, modules: Mapping[str, Mapping[str, Any]], made: Sequence[str]
+) -> Mapping[str, Sequence[str]]:
+    """Draw by modality what roles items have that generators make; teachers see none of what their students do."""
+    names = {"drawer": "image", "scribe": "glyph"}
+    return {names[name]: rng.choice(ROLES) for name in made if GENERATORS[name] in modules}
 
 
 def _draw_eye(
@@ -218,7 +267,9 @@ def _draw_training(rng: random.Random, settings: Table) -> None:
             frozen = {}
         keys |= frozen
         encodes_frozen = module.name != "language" and frozen.get("frozen") is True and "lora" not in keys
-        if encodes_frozen:
+        if module.is_generator:
+            keys["recompute"] = rng.choice(("none", *module.spec.recompute))
+        elif encodes_frozen:
             keys["prefetch"] = rng.random() < 0.5
         else:
             keys["recompute"] = rng.choice(("none", "none", "selective", "full"))
