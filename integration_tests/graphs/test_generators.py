@@ -54,6 +54,7 @@ FLOW: Mapping[str, Any] = {"height": 4, "width": 6, "channels": 1, "patch": 2, "
 FLOWS: dict[str, Modules] = {
     "lanes": {"vision": on(0, 0), "language": on(0, 1), "drawer": drawer(0, 2)},
     "tp2": {"vision": on(0, 0), "language": on(0, 1, tp=2, **SP), "drawer": drawer(1, 2, tp=2, recompute="full")},
+    "shards": {"vision": on(0, 0), "language": on(1, 2), "drawer": drawer(0, 1, optimizer={"shard": "full"})},
     "tp2 lanes": {"vision": on(0, 1), "language": on(2, 3, cp=2), "drawer": drawer(0, 3, tp=2)},
 }
 
@@ -65,6 +66,8 @@ def test_layout_never_changes_a_flow(layout: str, reads: str, oracle: Oracle) ->
     settings = table(FLOWS[layout], microbatches=2, roles=ROLES)
     config = {**FLOW, "intermediate": 40, "drop_condition": 0.2, "reads": reads}
     settings["modules"]["drawer"] |= {"plugin": "flow", "config": config}
+    if "optimizer" in settings["modules"]["drawer"]:
+        settings["optimizer"] |= {"plugin": "distributed"}
     assert oracle.check(settings) == ""
 
 

@@ -295,7 +295,7 @@ def made_by_hand(
     broken: Collection[tuple[int, int]],
     step: int,
 ) -> tuple[Tensor, int]:
-    """Return what generators add to the loss, each item made alone, and how many targets they have.
+    """Return what generators add to the loss, each item made alone, and how many targets they learn from.
 
     Args:
         job: the whole.
@@ -323,7 +323,7 @@ def made_by_hand(
                 losses.append(parts[module.name].target_losses(given, rows, [(0, len(rows))], keys))
             first += len(tokens)
         found = torch.cat(losses)
-        every += len(found)
+        every += len(found) if module.loss_weight else 0  # what is only reported is nothing to learn from
         total = total + module.loss_weight * found.sum() / max(len(found), 1)
     return total, every
 

@@ -10,7 +10,7 @@ pictures are made from, T rows of the sequence, W width inside.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import cast
 
 import torch
@@ -19,6 +19,7 @@ from torch.nn import functional
 
 from mimo.model.runtime import (
     DrawKeys,
+    Drawn,
     Embedding,
     EncoderAttention,
     EncoderMlp,
@@ -54,6 +55,7 @@ class FlowLayer(nn.Module):
 
     Attributes:
         modulation: of each picture's time, shift, scale and gate of both parts.
+        draw_keys: by which adaptation of its linears draws at random.
     """
 
     def __init__(self, config: FlowConfig) -> None:
@@ -63,20 +65,29 @@ class FlowLayer(nn.Module):
         self.modulation = ZeroLinear(width, _LAYER_PARTS * width)
         self.attention = EncoderAttention(width, config.heads)
         self.mlp = EncoderMlp(width, config.intermediate, width, activation=config.activation)
+        self.draw_keys = DrawKeys()
 
-    def forward(self, x: Tensor, modulation: Tensor, owners: Tensor, segments: Segments) -> Tensor:
+    def forward(self, x: Tensor, moments: Tensor, owners: Tensor, segments: Segments, drawn: Drawn) -> Tensor:
         """Return [T, W] of ``x`` [T, W].
 
         Args:
             x: rows of all pictures.
-            modulation: [N, 6·W] what ``modulation`` made of the pictures' times.
+            moments: [N, W] what the pictures' times have become.
             owners: [T] which picture each row is of.
             segments: of the pictures.
+            drawn: keys of the pictures, one row each.
         """
-        shift, scale, gate, *of_mlp = rows_at(owners, modulation).chunk(_LAYER_PARTS, 1)
+        shift, scale, gate, *of_mlp = rows_at(owners, self._modulation(moments, drawn)).chunk(_LAYER_PARTS, 1)
         x = x + gate * self.attention(modulated(x, shift, scale, self.eps), segments)
         shift, scale, gate = of_mlp
         return cast("Tensor", x + gate * self.mlp(modulated(x, shift, scale, self.eps)))
+
+    def _modulation(self, moments: Tensor, drawn: Drawn) -> Tensor:
+        """Return [N, 6·W] of ``moments``; made inside of the layer, since its parameters may be here only then."""
+        if not self.draw_keys.is_read:
+            return cast("Tensor", self.modulation(moments))
+        with self.draw_keys.at(drawn):
+            return cast("Tensor", self.modulation(moments))
 
 
 class Connector(nn.Module):
@@ -172,14 +183,13 @@ class FlowTransformer(nn.Module):
             embedded = self.patch(patches.to(like))
         embedded = embedded + grid_positions(config.grid, config.hidden, like=like).repeat(count, 1)
         x = rows_at(packing.joined, torch.cat((connected, embedded)))
-        with keys.at(keys.packed([1] * count, device=device)):
+        of_pictures = keys.packed([1] * count, device=device)
+        with keys.at(of_pictures):
             moments = functional.silu(self.time(sines(times * _TIME_SCALE, config.hidden).to(like)))  # [N, W]
-            layers = cast("Iterable[FlowLayer]", self.layers)
-            modulations = [layer.modulation(moments) for layer in layers]
             shift, scale = self.modulation(moments).unsqueeze(1).chunk(_OUTPUT_PARTS, 2)  # [N, 1, W]
         with keys.at(keys.packed(packing.lengths, device=device)):
-            for layer, modulation in zip(self.layers, modulations, strict=True):
-                x = layer(x, modulation, packing.owners, packing.segments)
+            for layer in self.layers:
+                x = layer(x, moments, packing.owners, packing.segments, of_pictures)
         found = x.index_select(0, packing.patches).view(count, config.targets, config.hidden)
         with keys.at(keys.packed([config.targets] * count, device=device)):
             velocity = self.output(modulated(found, shift, scale, config.norm_eps).flatten(0, 1))
