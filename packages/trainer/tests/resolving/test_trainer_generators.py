@@ -1,0 +1,187 @@
+"""Generators in settings: what follows from them, and every refusal before launch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import pytest
+
+from mimo.data import TokenizerSpec
+from mimo.hooks import ConfigError
+from mimo.model import EncoderSpec, GeneratorSpec
+from mimo.topology import StageId
+from mimo.trainer.config.plugin_kinds import find_installed
+from mimo.trainer.config.toml import make_settings
+from mimo.trainer.decoding.stages import check_layout
+from mimo.trainer.job.job import Job
+from mimo.trainer.resolving.resolve import Purpose, resolve
+
+LANGUAGE: Mapping[str, Any] = {
+    "plugin": "decoder",
+    "ranks": "0-1",
+    "pp": 2,
+    "config": {"hidden": 8, "layers": 2, "heads": 2, "intermediate": 16},
+}
+DRAWER: Mapping[str, Any] = {"plugin": "drawer", "ranks": "2-4", "fed_by": "language"}
+
+
+@attrs.frozen(kw_only=True)
+class NoConfig:
+    pass
+
+
+def _unused(*_arguments: Any) -> Any:
+    raise AssertionError(_arguments)
+
+
+class Mute:
+    """A tokenizer that has a placeholder for nothing."""
+
+    vocabulary, end = 300, 256
+
+    def placeholder(self, modality: str) -> int:
+        raise ConfigError("tokenizer.placeholders", expected=f"one for {modality!r}", got="none")
+
+
+def _mute(_config: NoConfig, _modalities: Sequence[str]) -> Any:
+    return Mute()
+
+
+STUBS: Mapping[str, Any] = {
+    "drawer": GeneratorSpec(
+        name="drawer",
+        config=NoConfig,
+        measure=_unused,
+        targets=_unused,
+        prepare=_unused,
+        build=_unused,
+        parts={"all": ("all",)},
+    ),
+    "eye": EncoderSpec(
+        name="eye",
+        config=NoConfig,
+        measure=_unused,
+        rows=_unused,
+        prepare=_unused,
+        build=_unused,
+        parts={"all": ("all",)},
+    ),
+    "mute": TokenizerSpec(name="mute", config=NoConfig, build=_mute),
+}
+"""A generator and an encoder that nobody can build, and a tokenizer without placeholders."""
+
+
+def table(tokenizer: str = "byte", **modules: Mapping[str, Any]) -> dict[str, Any]:
+    """Return settings of a generator and a language model, with modules that differ."""
+    return {
+        "run": {"name": "drawn", "steps": 1, "global_batch": 4},
+        "data": {"plugin": "mock"},
+        "tokenizer": {"plugin": tokenizer},
+        "modules": {"language": LANGUAGE, "drawer": DRAWER, **modules},
+    }
+
+
+def job_of(settings: Mapping[str, Any], purpose: Purpose = "import") -> Job:
+    """Return the job of settings."""
+
+    def find(kind: Any, name: str, where: str) -> Any:
+        return STUBS.get(name) or find_installed(kind, name, where)
+
+    return resolve(make_settings(settings), purpose=purpose, find=find, needs_data=False)
+
+
+def test_what_follows_from_a_generator() -> None:
+    """It is fed by the last stage with rows of its width; what it makes has a placeholder."""
+    job = job_of(table())
+    (drawer,), (edge,) = job.generators, [edge for edge in job.graph.edges if edge.is_boundary]
+    assert (edge.source, edge.target, edge.gradient) == (StageId("language", 1), StageId("drawer", 0), True)
+    assert job.carried_by(edge) is drawer
+    assert (job.width(edge), job.row_bytes(edge)) == (8, 8 * 4)
+    assert drawer.grid.dp == 3
+    assert job.feeding == ()
+    assert job.item_modules == (drawer,)
+    assert job.tokenizer.placeholder("image") == 257
+
+
+def test_a_modality_may_be_read_and_made() -> None:
+    """By one placeholder."""
+    job = job_of(table(vision={"plugin": "eye", "ranks": "0"}))
+    assert [module.modality for module in job.item_modules] == ["image", "image"]
+    assert job.language.config.vocabulary == 258
+    assert job.graph.order.index("vision") < job.graph.order.index("language") < job.graph.order.index("drawer")
+
+
+def test_generators_stay_while_the_language_model_writes() -> None:
+    """As it may call for what they make."""
+    job = job_of(table(language={**LANGUAGE, "ranks": "0", "pp": 1}, drawer={**DRAWER, "ranks": "0"}), "generate")
+    assert [module.name for module in job.modules] == ["language", "drawer"]
+    with pytest.raises(ConfigError, match=r"modules.drawer.plugin: expected a generator with `generate` and `save`"):
+        check_layout(job)
+
+
+REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
+    "fed by another": (
+        table(drawer={**DRAWER, "fed_by": "vision"}),
+        "modules.drawer.fed_by: expected 'language', as only its rows feed generators, got 'vision'",
+    ),
+    "the language model itself": (
+        table(language={**LANGUAGE, "fed_by": "language"}),
+        (
+            "modules.language.fed_by: expected nothing, as this module is the language model, got 'language'. Leave it "
+            "out, or put it into the table of a generator."
+        ),
+    ),
+    "a circle": (
+        table(drawer={**DRAWER, "feeds": "drawer"}),
+        (
+            "modules.drawer.feeds: expected nothing beside fed_by, which makes the module a generator, got 'drawer'. "
+            "Leave one of the two out."
+        ),
+    ),
+    "a teacher": (
+        table(drawer={**DRAWER, "distil": {"top_k": 1}}),
+        "modules.drawer.distil: expected nothing beside fed_by, which makes the module a generator, got ",
+    ),
+    "ahead": (
+        table(drawer={**DRAWER, "prefetch": True}),
+        (
+            "modules.drawer.prefetch: expected false, as a generator reads rows that the language model makes in their "
+            "own step, got true. Leave it out."
+        ),
+    ),
+    "padded": (
+        table(drawer={**DRAWER, "round_rows": 8}),
+        "modules.drawer.round_rows: expected 1, as a generator makes the rows of its items and no others, got 8.",
+    ),
+    "context ranks": (
+        table(drawer={**DRAWER, "cp": 3}),
+        "modules.drawer.cp: expected 1, since generator 'drawer' has no context parallelism, got 3.",
+    ),
+    "a weight without targets": (
+        table(vision={"plugin": "eye", "ranks": "0", "loss_weight": 0.5}),
+        "modules.vision.loss_weight: expected 1, as an encoder has no targets of its own, got 0.5. Leave it out.",
+    ),
+    "two of a modality": (
+        table(other={**DRAWER, "ranks": "0"}),
+        "modules.other.modality: expected a modality that no other module makes, got 'image', which drawer makes.",
+    ),
+    "no placeholder": (table(tokenizer="mute"), "tokenizer.placeholders: expected one for 'image', got none"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_generators_that_cannot_be_are_refused(case: str) -> None:
+    """By the path of the setting."""
+    settings, text = REFUSED[case]
+    with pytest.raises(ConfigError) as error:
+        job_of(settings)
+    assert str(error.value).startswith(text)
+
+
+def test_some_loss_must_weigh_something() -> None:
+    """That of a generator is enough."""
+    settings = table(language={**LANGUAGE, "loss_weight": 0.0}, drawer={**DRAWER, "loss_weight": 0.0})
+    with pytest.raises(ConfigError, match="unless the loss_weight of a teacher or generator is one"):
+        job_of(settings, "train")
