@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -49,6 +50,28 @@ class Sketch(nn.Module):
         return torch.cat(found)
 
 
+def _generate(
+    module: Any, _config: SketchConfig, rows: Tensor, spans: Sequence[tuple[int, int]], keys: Tensor
+) -> list[Any]:
+    """Return a picture of 2 x 3 pixels for each item."""
+    from PIL import Image
+
+    read, found = module.read(rows).tanh(), []
+    for (start, stop), key in zip(spans, keys, strict=True):
+        said = module.start + (read[start:stop].mean(0) if stop > start else 0)
+        noise = normal(fold(key[None], 1), 6).to(rows).T
+        made = module.write(torch.cat([said.expand(6, -1), noise], 1)).squeeze(1)
+        pixels = (128 + 100 * made).clamp(0, 255).round().to(torch.uint8)
+        found.append(Image.frombytes("L", (3, 2), bytes(pixels.tolist())))
+    return found
+
+
+def _save(raw: Any, path: Path) -> Path:
+    file = path.with_suffix(".png")
+    raw.save(file)
+    return file
+
+
 def _prepare(_config: SketchConfig, raw: Any) -> Mapping[str, Tensor]:
     pixels = torch.frombuffer(bytearray(raw.tobytes()), dtype=torch.uint8)
     return {"pixels": pixels.float() / 255}
@@ -70,6 +93,8 @@ SKETCH = GeneratorSpec(
     build=Sketch,
     reads=lambda config: config.reads,
     rows=lambda config: config.rows,
+    generate=_generate,
+    save=_save,
     parts={"reader": ("read", "start"), "writer": ("write",)},
     blank=_blank,
 )

@@ -320,7 +320,8 @@ def made_by_hand(
                 given = [{name: x.to(hidden) for name, x in batch.prepare_one(module, 0, number).items()}]
                 rows = hidden[first + span[0] : first + span[1]]
                 keys = item_keys(key, [layout.sample], [item.info.index])
-                losses.append(parts[module.name].target_losses(given, rows, [(0, len(rows))], keys))
+                with parts[module.name].drawing(items=keys):
+                    losses.append(parts[module.name].target_losses(given, rows, [(0, len(rows))], keys))
             first += len(tokens)
         found = torch.cat(losses)
         every += len(found) if module.loss_weight else 0  # what is only reported is nothing to learn from

@@ -57,12 +57,19 @@ def whole_or_language(checkpoint: Path, find: Find = find_installed) -> str:
         find: where plugins come from.
     """
     manifest = read_manifest(checkpoint)
+    tables = manifest.config.get("modules", {})
     for name in manifest.topology:
-        if name != LANGUAGE and name in manifest.config.get("modules", {}):
+        if name in tables and _reads_for_language(name, tables[name]):
             spec, config = saved_module(checkpoint, manifest, name, find)
             if LANGUAGE in manifest.topology and any(family.whole for family in hf_families(spec, config)):
                 return name
     return LANGUAGE
+
+
+def _reads_for_language(name: str, table: Mapping[str, Any]) -> bool:
+    """Tell whether a module's table is that of an encoder of the language model."""
+    is_other = name == LANGUAGE or table.get("distil") or table.get("fed_by")
+    return not is_other and table.get("feeds", LANGUAGE) == LANGUAGE
 
 
 def export(

@@ -31,6 +31,13 @@ def saved_module(checkpoint: Path, manifest: Manifest, name: str, find: Find) ->
             fix="Name another one by --module.",
         )
     where, table = f"modules.{name}", tables[name]
+    if table.get("fed_by"):
+        raise ConfigError(
+            "--module",
+            expected="an encoder or a language model, as generators have no published form",
+            got=f"{name!r}, a generator",
+            fix="Name another module.",
+        )
     spec: Spec
     if name == LANGUAGE or table.get("distil"):
         spec = find(LANGUAGE_MODELS, table["plugin"], f"{where}.plugin")
