@@ -63,6 +63,12 @@ def test_a_value_of_another_kind_is_refused_by_its_keys(read: Callable[[JsonNode
     assert caught.value.fix == "Load another one."
 
 
+def test_a_failure_may_have_a_next_step_of_its_own() -> None:
+    """In place of the one that all others have."""
+    node = root('{"a": 1}')["a"]
+    assert str(node.fail("a name", "Write one.")) == "a.json: a: expected a name, got 1. Write one."
+
+
 def test_values_are_returned_as_they_are() -> None:
     """What is right is given back, and a root that is no JSON is an error of the same class."""
     node = root('{"a": [1, -2], "b": [3, 4], "c": "d"}')

@@ -134,6 +134,41 @@ def test_parquet_conversations_as_lists_by_key(tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize("form", ["structs", "json"])
+@pytest.mark.parametrize("column", ["roles", "parts"])
+def test_parquet_roles(tmp_path: Path, form: str, column: str) -> None:
+    """A struct of a list for each modality, or JSON in a text; a null is as if nothing were said, whatever holds it."""
+    (tmp_path / "a.png").write_bytes(png(7))
+    (tmp_path / "c.wav").write_bytes(CLIP)
+    values = [{"image": ["output"], "audio": None}, None, {"image": None, "audio": ["both"]}]
+    table = pa.table(
+        {
+            "text": ["a <image>", "<image> b", "<audio> c <image>"],
+            "images": [["a.png"]] * 3,
+            "audio": [[], None, ["c.wav"]],
+            column: values if form == "structs" else ['{"image": ["output"]}', None, '{"audio": ["both"]}'],
+        }
+    )
+    assert_same(
+        tmp_path,
+        table,
+        {"text": "a <image>", "images": ["a.png"], "roles": {"image": ["output"]}},
+        {"text": "<image> b", "images": ["a.png"]},
+        {"text": "<audio> c <image>", "images": ["a.png"], "audio": ["c.wav"], "roles": {"audio": ["both"]}},
+        columns={} if column == "roles" else {"roles": column},
+    )
+
+
+def test_parquet_roles_in_messages(tmp_path: Path) -> None:
+    """A part of a content may have one; where it is null, there is none."""
+    (tmp_path / "a.png").write_bytes(png(7))
+    parts = [{"type": "image", "image": "a.png", "role": role} for role in ("output", None)]
+    said = [{"type": "image", "image": "a.png", "role": "output"}, {"type": "image", "image": "a.png"}]
+    answer = {"role": "assistant", "content": [{"type": "text", "text": "two"}]}
+    table = pa.table({"messages": [[{"role": "user", "content": parts}, answer]]})
+    assert_same(tmp_path, table, {"messages": [{"role": "user", "content": said}, answer]})
+
+
 @pytest.mark.parametrize(
     "tools", [[TOOLS], [json.dumps(TOOLS)], [None], [[]]], ids=["structs", "json", "null", "empty"]
 )
@@ -248,6 +283,8 @@ def test_parquet_refuses_items_of_modalities_that_have_a_column(tmp_path: Path) 
             {"messages": [[{"role": "user", "content": b"ab"}]]},
             r"content: expected a text or a list of parts, got \"<byt",
         ),
+        ({"text": ["a"], "roles": [["output"]]}, r"roles: expected an object, got \[\"output\"\]"),
+        ({"text": ["a"], "roles": ["output"]}, r"expected JSON in 'roles', since it is a text, got something else"),
         ({"messages": [["a"]]}, r"messages\[0\]: expected an object"),
     ],
 )

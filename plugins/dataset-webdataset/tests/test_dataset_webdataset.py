@@ -174,6 +174,29 @@ def test_dataset_webdataset_records_have_all_members_that_they_do_not_name(tmp_p
     assert weights_of(dataset, 2) == [2.0] * len(dataset.tokens(2))
 
 
+def test_dataset_webdataset_records_say_the_roles_of_members(tmp_path: Path) -> None:
+    """Of those that they name and of those that they don't, beside a text and beside messages."""
+    roles = {"roles": {"image": ["input", "output"]}}
+    turns = {"messages": [{"role": "user", "content": "<image>"}, {"role": "assistant", "content": "<image>"}]}
+    members = {"a.png": picture(5), "b.png": picture(6)}
+    samples: Samples = [
+        ("a", {"json": record({"text": "<image><image>", "images": ["b.png", "a.png"], **roles}), **members}),
+        ("b", {"json": record({"text": "<image><image>", **roles}), **members}),
+        ("c", {"json": record({**turns, **roles}), **members}),
+        ("d", {"json": record({**turns, "roles": {"image": ["output"]}}), **members}),
+    ]
+    dataset = opened(tmp_path, samples, chat=ChatSettings(template="chatml"))
+    assert [[(info.size, info.role) for info in dataset.infos(sample)] for sample in range(3)] == [
+        [((3, 6), "input"), ((3, 5), "output")],
+        [((3, 5), "input"), ((3, 6), "output")],
+        [((3, 5), "input"), ((3, 6), "output")],
+    ]
+    with pytest.raises(
+        DataError, match=r"d\.roles\.image: expected as many roles as .* of modality 'image', 2, got \["
+    ):
+        dataset.infos(3)
+
+
 def test_dataset_webdataset_reads_conversations_in_the_form_of_llava(tmp_path: Path) -> None:
     """With the sample's picture, they are what the same ones with messages are."""
     turns = [{"from": "human", "value": "<image> What?"}, {"from": "gpt", "value": "A dot."}]

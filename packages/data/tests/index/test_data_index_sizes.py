@@ -34,6 +34,7 @@ ITEMS = st.builds(
     size=st.lists(COUNTS, max_size=3).map(tuple),
     rows=COUNTS,
     kept=st.booleans(),
+    role=st.sampled_from(["", "input", "output", "both"]),
 )
 SAMPLES = st.lists(
     st.builds(
@@ -136,6 +137,16 @@ def test_data_index_sizes_with_offsets_out_of_place_are_refused() -> None:
             ask()
     with pytest.raises(IndexFileError, match="item 0 is of modality 9 of 2"):
         sizes.item(0)
+    with pytest.raises(IndexFileError, match="item 0 is of role 4 of 4"):
+        damaged({"role": [4]}).item(0)
+
+
+def test_data_index_sizes_of_a_file_without_roles_have_none(tmp_path: Path) -> None:
+    """As files had none once: the samples are as they are in one whose items have no role."""
+    arrays = arrays_of(SampleSizes.of(MODALITIES, SOME))
+    del arrays["role"]
+    write_arrays(tmp_path / "a.sizes", arrays, {"format": "mimo sizes 1", "modalities": '["audio", "image"]'})
+    assert listed(sizes_of_arrays(read_arrays(tmp_path / "a.sizes"))) == SOME
 
 
 @pytest.mark.parametrize(

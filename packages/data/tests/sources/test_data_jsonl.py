@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
 
-from mimo.data import ChatSettings, Dataset, ends_of, lay_out, weights_of
+from mimo.data import ChatSettings, Dataset, MadeItem, RecordItem, ends_of, lay_out, read_record, weights_of
 from mimo.data.sources import lines as lines_module
 from mimo.data.sources.jsonl import JsonlConfig, open_jsonl
 from mimo.data.sources.lines import MAX_LINE, find_lines
@@ -26,7 +26,7 @@ from mimo.data.text import byte_tokenizer, word_tokenizer
 from mimo.hooks import ConfigError, DataError
 
 TOKENIZER = byte_tokenizer.build(byte_tokenizer.ByteConfig(), ["image"])
-KEYS = "'images', 'audio', 'items', 'messages', 'text', 'tools', 'weight'"
+KEYS = "'images', 'audio', 'items', 'messages', 'roles', 'text', 'tools', 'weight'"
 HERE = r"train\.jsonl:1: "
 
 
@@ -268,6 +268,11 @@ def test_data_jsonl_refuses_missing_file(tmp_path: Path, setting: str) -> None:
             "expected a number from 0 to 3.4e+38 in 'weight', got the number Infinity.",
         ),
         (b'{"text": "a", "weight": NaN}', "expected one JSON object, got text that is not JSON"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image", "role": "input"}]}]}
+            | {"images": ["a.png"], "roles": {"image": ["output"]}},
+            "expected the role of an item in one place, got roles of modality 'image' both in messages and in 'roles'.",
+        ),
     ],
 )
 def test_data_jsonl_refuses_line(tmp_path: Path, line: Any, message: str) -> None:
@@ -277,6 +282,139 @@ def test_data_jsonl_refuses_line(tmp_path: Path, line: Any, message: str) -> Non
     for use in (dataset.tokens, dataset.infos):
         with pytest.raises(DataError, match=re.escape(f"{path}:2: {message}")):
             use(1)
+
+
+@pytest.mark.parametrize(
+    ("roles", "message"),
+    [
+        (["output"], '.roles: expected an object, got ["output"].'),
+        ({"image": "output"}, '.roles.image: expected an array, got "output".'),
+        (
+            {"image": ["input", "outptu"]},
+            (
+                ".roles.image[1]: expected one of the roles 'input', 'output', 'both', got \"outptu\". "
+                "Did you mean 'output'?"
+            ),
+        ),
+        ({"image": [None, "input"]}, ".roles.image[0]: expected one of the roles 'input', 'output', 'both', got null."),
+        ({"image": ["", "input"]}, ".roles.image[0]: expected one of the roles 'input', 'output', 'both', got \"\"."),
+        (
+            {"image": ["output"]},
+            ".roles.image: expected as many roles as the record lists items of modality 'image', 2, got [\"output\"].",
+        ),
+        (
+            {"images": ["output", "input"]},
+            (
+                ".roles.images: expected as many roles as the record lists items of modality 'images', 0, "
+                'got ["output", "input"]. Did you mean \'image\'?'
+            ),
+        ),
+        (
+            {"radio": ["output"]},
+            (
+                ".roles.radio: expected as many roles as the record lists items of modality 'radio', 0, "
+                'got ["output"]. An item that a message names has its role there.'
+            ),
+        ),
+    ],
+)
+def test_data_jsonl_refuses_roles(tmp_path: Path, roles: Any, message: str) -> None:
+    """With file, line and the place in the record, by tokens and infos alike."""
+    path = write(tmp_path, {"text": "<image><image>", "images": ["a.png", "b.png"], "roles": roles})
+    dataset = opened(path)
+    for use in (dataset.tokens, dataset.infos):
+        with pytest.raises(DataError, match=re.escape(f"{path}:1{message}")):
+            use(0)
+
+
+def roles_of(dataset: Dataset, sample: int) -> list[tuple[str, str]]:
+    """Return modality and role of each item."""
+    return [(info.modality, info.role) for info in dataset.infos(sample)]
+
+
+def test_data_jsonl_says_what_the_model_does_with_items(tmp_path: Path) -> None:
+    """By modality, in the order of its items; those of which nothing is said have no role, and nothing else changes."""
+    picture(tmp_path / "a.png")
+    picture(tmp_path / "b.png", 5, 6)
+    line = {"images": ["a.png", "b.png"], "items": {"sonar": ["s.bin"]}, "text": "<image> then <image> <sonar>"}
+    path = write(
+        tmp_path,
+        line,
+        line | {"roles": {"image": ["input", "output"]}},
+        line | {"roles": {"sonar": ["both"], "audio": []}},
+    )
+    dataset = opened(path)
+    assert roles_of(dataset, 0) == [("image", ""), ("image", ""), ("sonar", "")]
+    assert roles_of(dataset, 1) == [("image", "input"), ("image", "output"), ("sonar", "")]
+    assert roles_of(dataset, 2) == [("image", ""), ("image", ""), ("sonar", "both")]
+    assert dataset.tokens(0) == dataset.tokens(1) == dataset.tokens(2)
+    assert [info.size for info in dataset.infos(1)] == [(3, 4), (6, 5), ()]
+    assert dataset.raw(1, 1).size == (5, 6)
+
+
+def test_data_jsonl_lays_out_an_item_that_is_made(tmp_path: Path) -> None:
+    """The placeholder of an output is learnt as a word is."""
+    picture(tmp_path / "a.png")
+    dataset = opened(write(tmp_path, {"images": ["a.png"], "text": "ab<image>", "roles": {"image": ["output"]}}))
+    found = lay_out(dataset, 0, tokenizer=TOKENIZER, rows={}, max_tokens=9, made={"image": MadeItem()})
+    (item,) = found.made("image")
+    assert (item.asked, item.made_from, found.items_of("image")) == ((2, 3), (0, 2), ())
+    assert found.labels.tolist() == [98, 257, 256, -100]
+
+
+URL = f"data:image/png;base64,{base64.b64encode(b'any').decode()}"
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image", "image": "a.png"},
+        {"type": "image", "path": "a.png"},
+        {"type": "image", "url": URL},
+        {"type": "image_url", "image_url": {"url": "a.png", "detail": "low"}, "detail": "low"},
+        {"type": "audio", "audio": "b.wav"},
+        {"type": "audio_url", "audio_url": "b.wav"},
+        {"type": "input_audio", "input_audio": {"data": "YQ==", "format": "wav"}},
+        {"type": "sonar", "sonar": "s.bin"},
+        {"type": "image"},
+    ],
+    ids=json.dumps,
+)
+def test_data_records_have_roles_in_messages(part: dict[str, Any]) -> None:
+    """In every form of a part that is an item, whoever says it; without one there is none."""
+    parts = [part, part | {"role": "output"}]
+    listed = {"images": ["a.png", "b.png"]} if part == {"type": "image"} else {}
+    for speaker in ("user", "assistant"):
+        record = read_record({**listed, "messages": [{"role": speaker, "content": parts}]}, "here")
+        assert [item.role for item in record.items] == ["", "output"]
+    assert {item.modality for item in record.items} <= {"image", "audio", "sonar"}
+    parts = [part | {"role": "inputs"}]
+    expected = (
+        "here.messages[0].content[0].role: expected one of the roles 'input', 'output', 'both', got \"inputs\". "
+        "Did you mean 'input'?"
+    )
+    with pytest.raises(DataError, match=re.escape(expected)):
+        read_record({**listed, "messages": [{"role": "user", "content": parts}]}, "here")
+
+
+def test_data_records_have_roles_beside_messages() -> None:
+    """Of the items that are listed there, in the order in which messages show them; other modalities may be named."""
+    content = ["<image> and <sonar>", {"type": "image"}, {"type": "audio", "audio": "b.wav", "role": "output"}]
+    value = {
+        "messages": [{"role": "user", "content": content}],
+        "images": ["a.png", "b.png"],
+        "items": {"sonar": ["s.bin"]},
+        "roles": {"image": ["both", "input"], "sonar": ["output"]},
+    }
+    assert read_record(value, "here").items == (
+        RecordItem("image", "a.png", "both"),
+        RecordItem("sonar", "s.bin", "output"),
+        RecordItem("image", "b.png", "input"),
+        RecordItem("audio", "b.wav", "output"),
+    )
+    expected = "here.roles.audio: expected as many roles as the record lists items of modality 'audio', 0"
+    with pytest.raises(DataError, match=re.escape(expected)):
+        read_record({**value, "roles": {"audio": ["output"]}}, "here")
 
 
 def test_data_jsonl_names_text_that_cannot_be_encoded(tmp_path: Path) -> None:

@@ -38,13 +38,14 @@ def test_data_members_of_lines_name_items_as_members(tmp_path: Path) -> None:
     parts = [
         {"type": "image_url", "image_url": {"url": "sub/b.jpg", "detail": "low"}},
         {"type": "image", "image": url},
-        {"type": "image", "path": "a.PNG"},
+        {"type": "image", "path": "a.PNG", "role": "output"},
         {"type": "text", "text": "ä"},
     ]
     messages = [{"role": "user", "content": parts}, {"role": "assistant", "content": "B"}]
     path = lines(
         tmp_path,
-        {"images": ["a.PNG", "sub/b.jpg"], "items": {"sonar": ["c"]}, "text": "<image><image><sonar>", "weight": 2},
+        {"images": ["a.PNG", "sub/b.jpg"], "items": {"sonar": ["c"]}, "text": "<image><image><sonar>", "weight": 2}
+        | {"roles": {"image": ["input", "output"]}},
         {"messages": messages, "tools": []},
         {"text": "none"},
     )
@@ -55,6 +56,7 @@ def test_data_members_of_lines_name_items_as_members(tmp_path: Path) -> None:
         "audio": [],  # so that no member is taken for a clip
         "images": ["0.png", "1.jpg"],
         "items": {"sonar": ["2.bin"]},
+        "roles": {"image": ["input", "output"]},
         "text": "<image><image><sonar>",
         "weight": 2,
     }
@@ -67,7 +69,7 @@ def test_data_members_of_lines_name_items_as_members(tmp_path: Path) -> None:
     assert written["messages"][0]["content"] == [
         {"type": "image_url", "image_url": {"url": "0.jpg", "detail": "low"}},
         parts[1],
-        {"type": "image", "path": "1.png"},
+        {"type": "image", "path": "1.png", "role": "output"},
         parts[3],
     ]
     assert third.keys() == {"json"}

@@ -10,7 +10,7 @@ import pytest
 
 from mimo.data import DataPart, DatasetSpec, parts_of
 from mimo.data.sources.mixture import MixtureConfig, SourceConfig, join_sources, source_tables
-from mimo.hooks import ConfigError, DataError, ItemInfo
+from mimo.hooks import ConfigError, DataError, ItemInfo, ItemRole
 
 
 @attrs.frozen
@@ -20,6 +20,7 @@ class Source:
     name: str
     samples: int
     extra: Mapping[str, Any] = attrs.field(factory=dict)
+    role: ItemRole = ""
 
     def __len__(self) -> int:
         return self.samples
@@ -39,7 +40,7 @@ class Source:
 
     def infos(self, sample: int) -> Sequence[ItemInfo]:
         """Return its image."""
-        return [ItemInfo(sample=sample, index=0, modality="image", size=(1, 1))]
+        return [ItemInfo(sample=sample, index=0, modality="image", size=(1, 1), role=self.role)]
 
     def raw(self, sample: int, index: int) -> Any:
         """Return an image that no other sample has."""
@@ -74,6 +75,12 @@ def test_data_mixture_numbers_samples_source_after_source() -> None:
     assert data.raw(3, 0) == ("bb", 1, 0)
     with pytest.raises(DataError, match="bb:2: expected an image"):
         data.raw(4, 0)
+
+
+def test_data_mixture_keeps_roles() -> None:
+    """An item is read or made as its source says it."""
+    data = mixture(sources={"a": Source("a", 1, role="output"), "b": Source("bb", 1)})
+    assert [info.role for sample in range(2) for info in data.infos(sample)] == ["output", ""]
 
 
 def test_data_mixture_passes_on_what_sources_may_have() -> None:

@@ -15,7 +15,7 @@ from mimo.data import LimitedTokenizer
 from mimo.data.text.byte_tokenizer import ByteConfig, build
 from mimo.data.text.chat import Chat, ChatError, ChatSettings, ChatTokens
 from mimo.data.text.chat_template import ChatTemplate, named_template, named_templates, template_of_folder
-from mimo.data.text.conversation import Conversation, parse_conversation
+from mimo.data.text.conversation import Conversation, RecordItem, parse_conversation
 from mimo.data.text.limited import LimitedTokenizer as Limited
 from mimo.data.text.render import Limits, Renderer, RenderError
 from mimo.hooks import ConfigError, DataError, JsonNode, JsonSource
@@ -234,13 +234,13 @@ def test_data_chat_items_follow_their_placeholders() -> None:
         {"role": "user", "content": [{"type": "input_audio", "input_audio": {"data": "QUI=", "format": "wav"}}]},
         {"role": "user", "content": [{"type": "image"}, {"type": "radio", "radio": "r.bin"}]},
     ]
-    listed = [("image", "1.png"), ("image", "2.png"), ("image", "3.png")]
+    listed = [RecordItem("image", "1.png"), RecordItem("image", "2.png", "output"), RecordItem("image", "3.png")]
     assert conversation(turns).items(listed) == [
-        ("image", "1.png"),
-        ("audio", b"AB"),
-        ("image", "2.png"),
-        ("radio", "r.bin"),
-        ("image", "3.png"),
+        RecordItem("image", "1.png"),
+        RecordItem("audio", b"AB"),
+        RecordItem("image", "2.png", "output"),
+        RecordItem("radio", "r.bin"),
+        RecordItem("image", "3.png"),
     ]
 
 
@@ -248,7 +248,7 @@ def test_data_chat_items_of_a_modality_stand_in_one_place() -> None:
     """Which of a list and of those named in messages comes first could not be known."""
     turns = [{"role": "user", "content": ["<image>", {"type": "image", "image": "b.png"}]}]
     with pytest.raises(ValueError, match="items of modality 'image' both in messages and in a list of the sample"):
-        conversation(turns).items([("image", "1.png")])
+        conversation(turns).items([RecordItem("image", "1.png")])
 
 
 def test_data_chat_gives_templates_what_transformers_gives() -> None:

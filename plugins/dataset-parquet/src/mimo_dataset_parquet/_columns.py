@@ -17,6 +17,7 @@ _NAMES: Mapping[str, tuple[str, ...]] = {
     "tools": ("tools",),
     "images": ("images", "image"),
     "audio": ("audio", "audios"),
+    "roles": ("roles",),
     "weight": ("weight",),
 }
 """What columns are called where no setting names them."""
@@ -36,6 +37,7 @@ class ColumnSettings:
         tools: that conversations may call; else ``tools``.
         images: of one image or a list of them; else ``images`` or ``image``.
         audio: of clips; else ``audio`` or ``audios``.
+        roles: of what the model does with each item; else ``roles``.
         weight: of how much a sample counts; else ``weight``.
         items: for other modalities the columns of their items.
     """
@@ -45,6 +47,7 @@ class ColumnSettings:
     tools: str = ""
     images: str = ""
     audio: str = ""
+    roles: str = ""
     weight: str = ""
     items: Mapping[str, str] = attrs.field(factory=dict)
 

@@ -25,7 +25,7 @@ def record_of(values: Mapping[str, Any], items: Mapping[str, Any], prefix: str, 
     record: dict[str, Any] = {key: value for key, value in values.items() if value is not None}
     if isinstance(record.get("text"), str):
         record["text"] = prefix + record["text"]
-    for key in ("messages", "tools"):
+    for key in ("messages", "tools", "roles"):
         if isinstance(record.get(key), str):
             record[key] = _parsed(record[key], key)
     if "messages" in record:

@@ -155,7 +155,8 @@ class ShardRecords:
         if isinstance(value, dict) and items:
             named: set[str] = set()
             if "messages" in value:
-                named = {modality for modality, _ in read_record(value, where).items}
+                unlisted = {key: each for key, each in value.items() if key != "roles"}  # maybe of items yet to list
+                named = {item.modality for item in read_record(unlisted, where).items}
             others = value.get("items")
             named |= set(others) if isinstance(others, dict) else set()
             named |= {modality for modality, key in _LISTS.items() if key in value}

@@ -99,11 +99,11 @@ class JsonNode:
             return self.parent.where
         return self.parent.where + (f"[{self.key}]" if isinstance(self.key, int) else self.source.separator + self.key)
 
-    def fail(self, expected: str) -> UserError:
-        """Return the error that this value is not what was expected."""
+    def fail(self, expected: str, fix: str = "") -> UserError:
+        """Return the error that this value is not what was expected; without a next step, with that of the source."""
         shown = json.dumps(self.value, default=_kind_of)
         got = shown if len(shown) <= _MAX_SHOWN else f"{shown[: _MAX_SHOWN - 1]}…"
-        return self.source.error(self.where, expected=expected, got=got, fix=self.source.fix)
+        return self.source.error(self.where, expected=expected, got=got, fix=fix or self.source.fix)
 
     def __getitem__(self, key: str) -> JsonNode:
         """Return the value of an object's key."""

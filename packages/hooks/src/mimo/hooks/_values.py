@@ -13,6 +13,9 @@ from mimo.hooks._json import parse_json
 METRICS_FILE = "metrics.jsonl"
 """In a run directory: a JSON object a line, each with its ``step``."""
 
+ItemRole: TypeAlias = Literal["", "input", "output", "both"]
+"""What the model does with an item, see `ItemInfo`."""
+
 
 @attrs.frozen(kw_only=True)
 class ItemInfo:
@@ -29,7 +32,7 @@ class ItemInfo:
     index: int
     modality: str
     size: tuple[int, ...]
-    role: Literal["", "input", "output", "both"] = ""
+    role: ItemRole = ""
 
 
 @attrs.frozen(kw_only=True)

@@ -8,13 +8,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_args
 
 import attrs
 import numpy as np
 from numpy.typing import NDArray
 
 from mimo.data.index.store import IndexFileError, Pieces, StoredArrays, write_arrays
+from mimo.hooks import ItemRole
+
+_Name = TypeVar("_Name", bound=str)
 
 FORMAT = "mimo sizes 1"
 _SAMPLES: Mapping[str, str] = {
@@ -23,11 +26,13 @@ _SAMPLES: Mapping[str, str] = {
     **dict.fromkeys(("cut", "broken"), "|u1"),
 }
 """Arrays ``[N]`` and their kinds."""
-_ITEMS: Mapping[str, str] = {"modality": "|u1", "number": "<i4", "rows": "<i4", "kept": "|u1"}
+_ITEMS: Mapping[str, str] = {"modality": "|u1", "number": "<i4", "rows": "<i4", "kept": "|u1", "role": "|u1"}
 """Arrays ``[M]``."""
 _OFFSETS = ("first_item", "first_size")
 _KINDS: Mapping[str, str] = {**_SAMPLES, **_ITEMS, **dict.fromkeys((*_OFFSETS, "size"), "<i8")}
 _MAX_MODALITIES = 256
+_ROLES: tuple[ItemRole, ...] = get_args(ItemRole)
+"""Which ``role`` counts from 0."""
 
 
 @attrs.frozen(kw_only=True)
@@ -40,6 +45,7 @@ class ItemSize:
         size: as its encoder measures it.
         rows: that it becomes.
         kept: whether it lies in its sample as cut.
+        role: what the model does with it, as in `ItemInfo.role`.
     """
 
     modality: str
@@ -47,6 +53,7 @@ class ItemSize:
     size: tuple[int, ...]
     rows: int
     kept: bool = True
+    role: ItemRole = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -80,7 +87,7 @@ class SampleSizes:
         modalities: names, which ``modality`` counts from 0.
         tokens, ids, targets, weight, cut, broken: ``[N]``, see `SampleSize`.
         first_item: ``[N + 1]``, from 0 to M.
-        modality, number, rows, kept: ``[M]``, see `ItemSize`.
+        modality, number, rows, kept, role: ``[M]``, see `ItemSize`.
         first_size: ``[M + 1]``, from 0 to K.
         size: ``[K]``; that of item ``m`` is ``first_size[m] … first_size[m + 1] - 1``.
     """
@@ -97,6 +104,7 @@ class SampleSizes:
     number: NDArray[np.int32]
     rows: NDArray[np.int32]
     kept: NDArray[np.uint8]
+    role: NDArray[np.uint8]
     first_size: NDArray[np.int64]
     size: NDArray[np.int64]
 
@@ -111,9 +119,11 @@ class SampleSizes:
         arrays: dict[str, Any] = {
             name: np.array([getattr(sample, name) for sample in samples], dtype=kind) for name, kind in _SAMPLES.items()
         }
+        numbered: Mapping[str, Sequence[str]] = {"modality": modalities, "role": _ROLES}
         for name, kind in _ITEMS.items():
-            values = (modalities.index(item.modality) if name == "modality" else getattr(item, name) for item in items)
-            arrays[name] = np.array(list(values), dtype=kind)
+            values = [getattr(item, name) for item in items]
+            values = [numbered[name].index(value) for value in values] if name in numbered else values
+            arrays[name] = np.array(values, dtype=kind)
         return cls(
             modalities=tuple(modalities),
             **arrays,
@@ -176,17 +186,21 @@ class SampleSizes:
             IndexFileError: the arrays contradict each other.
         """
         begin, stop = self._span(self.first_size, item, len(self.size))
-        modality = int(self.modality[item])
-        if modality >= len(self.modalities):
-            msg = f"item {item} is of modality {modality} of {len(self.modalities)}"
-            raise IndexFileError(msg)
         return ItemSize(
-            modality=self.modalities[modality],
+            modality=self._named("modality", item, self.modalities),
+            role=self._named("role", item, _ROLES),
             number=int(self.number[item]),
             size=tuple(self.size[begin:stop].tolist()),
             rows=int(self.rows[item]),
             kept=bool(self.kept[item]),
         )
+
+    def _named(self, array: str, item: int, names: Sequence[_Name]) -> _Name:
+        number = int(getattr(self, array)[item])
+        if number >= len(names):
+            msg = f"item {item} is of {array} {number} of {len(names)}"
+            raise IndexFileError(msg)
+        return names[number]
 
     def _span(self, offsets: NDArray[np.int64], index: int, limit: int) -> tuple[int, int]:
         begin, stop = offsets[index : index + 2].tolist()
@@ -244,11 +258,12 @@ def sizes_of_arrays(stored: StoredArrays) -> SampleSizes:
     Raises:
         IndexFileError: it holds other arrays, or such as contradict each other.
     """
-    arrays, about = stored.arrays, stored.about
+    arrays, about = dict(stored.arrays), stored.about
     if about.get("format") != FORMAT:
         msg = "it holds no sizes of samples"
         raise IndexFileError(msg)
     try:
+        arrays.setdefault("role", np.zeros_like(arrays["kept"]))  # of a file from when items had none
         wrong = [name for name, kind in _KINDS.items() if arrays[name].dtype != kind or arrays[name].ndim != 1]
         modalities = tuple(map(str, json.loads(about["modalities"])))
         found = SampleSizes(modalities=modalities, **{name: arrays[name] for name in _KINDS})

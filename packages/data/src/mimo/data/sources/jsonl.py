@@ -3,9 +3,10 @@
 A conversation is ``{"messages": [{"role": "user", "content": …}, …]}``; see `mimo.data.text.chat`.
 
 Beside ``images`` there may be ``audio``, and ``items`` with the files of other modalities: ``{"sonar": ["a.bin", …]}``.
-These are read by whoever encodes them. ``weight`` is how much each token of the sample counts in the loss, 1 without
-it. Only the lines' offsets are held, or read from a file of them that `mimo data index` wrote; a line is parsed, an
-image opened and its pixels decoded when they are asked for.
+These are read by whoever encodes them. ``roles`` says which items the model is to make: ``{"image": ["output"]}``.
+``weight`` is how much each token of the sample counts in the loss, 1 without it. Only the lines' offsets are held, or
+read from a file of them that `mimo data index` wrote; a line is parsed, an image opened and its pixels decoded when
+they are asked for.
 """
 
 from __future__ import annotations

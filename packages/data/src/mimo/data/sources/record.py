@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
 
 from mimo.data.samples import MAX_WEIGHT
-from mimo.data.text import Conversation, Reference, parse_conversation
+from mimo.data.text import Conversation, RecordItem, Reference, parse_conversation, read_role
 from mimo.hooks import DataError, JsonNode, JsonSource, parse_json
 
 LISTS = {"images": "image", "audio": "audio"}
@@ -23,7 +24,7 @@ _MAX_PATH = 4096
 """Letters of a path, as Linux has it."""
 _ROLES: Mapping[str, str] = {"human": "user", "gpt": "assistant"}
 """LLaVA's names of speakers."""
-_KEYS = (*LISTS, "items", "messages", "text", "tools", "weight")
+_KEYS = (*LISTS, "items", "messages", "roles", "text", "tools", "weight")
 
 
 class RecordError(ValueError):
@@ -42,13 +43,13 @@ class Record:
 
     Args:
         text: what is written, empty for a conversation.
-        items: of each its modality, and its bytes or a reference that its source resolves.
+        items: in the order of their placeholders, per modality.
         weight: how much each of its tokens counts, None for 1.
         conversation: its messages.
     """
 
     text: str
-    items: tuple[tuple[str, Reference], ...]
+    items: tuple[RecordItem, ...]
     weight: float | None = None
     conversation: Conversation | None = None
 
@@ -116,8 +117,8 @@ def read_record(value: Any, where: str) -> Record:
     """Return the record of an object, as JSON gives one but that items may be bytes; ``where`` names the place.
 
     Raises:
-        RecordError: it is no object with ``text`` or ``messages`` and, if it likes, items and a weight.
-        DataError: its messages are no conversation.
+        RecordError: it is no object with ``text`` or ``messages`` and, if it likes, items, their roles and a weight.
+        DataError: its messages are no conversation, or its roles are none of its items.
     """
     if not isinstance(value, dict):
         raise RecordError(expected="one JSON object", got=_kind(value))
@@ -129,21 +130,36 @@ def read_record(value: Any, where: str) -> Record:
                 got=repr(key),
                 fix=f"Did you mean {near[0]!r}?" if near else "Remove it.",
             )
+    node = JsonNode(value, JsonSource(where=where, error=DataError))
     listed = tuple(_items(value))
+    if "roles" in value:
+        listed = tuple(_with_roles(listed, node["roles"]))
     if "messages" not in value:
         if "tools" in value:
             raise RecordError(expected="the key 'messages' beside 'tools'", got="none")
         return Record(text=_text(value), items=listed, weight=_weight(value))
     if "text" in value:
         raise RecordError(expected="one of the keys 'text' and 'messages'", got="both")
-    node = JsonNode(value, JsonSource(where=where, error=DataError))
     conversation = parse_conversation(node["messages"], node["tools"] if "tools" in value else None)
+    items = _items_of(conversation, listed, value.get("roles", {}))
+    return Record(text="", items=items, weight=_weight(value), conversation=conversation)
+
+
+def _items_of(
+    conversation: Conversation, listed: Sequence[RecordItem], roles: Mapping[str, Any]
+) -> tuple[RecordItem, ...]:
+    for part in conversation.parts:
+        if not isinstance(part, str) and part.role and part.modality in roles:
+            raise RecordError(
+                expected="the role of an item in one place",
+                got=f"roles of modality {part.modality!r} both in messages and in 'roles'",
+                fix="Leave out either.",
+            )
     try:
-        items = tuple(conversation.items(listed))
+        return tuple(conversation.items(listed))
     except ValueError as error:
         fix = "Name all of them in messages."
         raise RecordError(expected="the items of a modality in one place", got=str(error), fix=fix) from None
-    return Record(text="", items=items, weight=_weight(value), conversation=conversation)
 
 
 def _text(record: dict[str, Any]) -> str:
@@ -158,10 +174,10 @@ def _text(record: dict[str, Any]) -> str:
     return text
 
 
-def _items(record: dict[str, Any]) -> Iterator[tuple[str, Reference]]:
+def _items(record: dict[str, Any]) -> Iterator[RecordItem]:
     for key, modality in LISTS.items():
         for path in _paths(record.get(key, []), key):
-            yield modality, path
+            yield RecordItem(modality, path)
     others = record.get("items", {})
     if not isinstance(others, dict):
         raise RecordError(expected="an object of modalities in 'items'", got=_kind(others))
@@ -170,7 +186,22 @@ def _items(record: dict[str, Any]) -> Iterator[tuple[str, Reference]]:
             if modality == own:
                 raise RecordError(expected=f"items of modality {own!r} in {key!r}", got="some in 'items'")
         for path in _paths(paths, f"items.{modality}"):
-            yield modality, path
+            yield RecordItem(modality, path)
+
+
+def _with_roles(items: Sequence[RecordItem], roles: JsonNode) -> Iterator[RecordItem]:
+    """Yield items with the roles that an object has for those of some modalities."""
+    counts = Counter(item.modality for item in items)
+    waiting = {}
+    for modality, node in roles.items():
+        given = [read_role(each) for each in node.list()]
+        if len(given) != (count := counts[modality]):
+            near = [] if count else difflib.get_close_matches(modality, counts, n=1)
+            fix = f"Did you mean {near[0]!r}?" if near else "An item that a message names has its role there."
+            raise node.fail(f"as many roles as the record lists items of modality {modality!r}, {count}", fix)
+        waiting[modality] = iter(given)
+    for item in items:
+        yield attrs.evolve(item, role=next(waiting[item.modality])) if item.modality in waiting else item
 
 
 def _paths(paths: Any, key: str) -> list[Reference]:

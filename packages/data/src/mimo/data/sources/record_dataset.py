@@ -114,21 +114,21 @@ class RecordDataset:
     def infos(self, sample: int) -> Sequence[ItemInfo]:
         """Return the items, images with (height, width) from their headers, others with no size."""
         found = []
-        for index, (modality, reference) in enumerate(self._record(sample).items):
-            size = self._size(sample, reference) if modality == "image" else ()
-            found.append(ItemInfo(sample=sample, index=index, modality=modality, size=size))
+        for index, item in enumerate(self._record(sample).items):
+            size = self._size(sample, item.reference) if item.modality == "image" else ()
+            found.append(ItemInfo(sample=sample, index=index, modality=item.modality, size=size, role=item.role))
         return found
 
     def raw(self, sample: int, index: int) -> Image.Image | Path | bytes:
         """Return one image, decoded, so that damaged pixels are reported with their place, or what another is."""
-        modality, reference = self._record(sample).items[index]
-        item = self._item(sample, reference)
-        if modality != "image":
-            return item
+        item = self._record(sample).items[index]
+        held = self._item(sample, item.reference)
+        if item.modality != "image":
+            return held
         try:
-            return load_image(item)
+            return load_image(held)
         except ValueError as error:
-            raise self._unreadable(sample, reference, error) from error
+            raise self._unreadable(sample, item.reference, error) from error
 
     def _template(self, reading: Callable[[], str]) -> str:
         """Return a digest of what makes samples of records: the source's settings, the chat's, its template, if any."""
@@ -199,7 +199,7 @@ class RecordDataset:
 def _size_of(record: Record) -> int:
     turns = () if record.conversation is None else record.conversation.messages
     letters = len(record.text) + sum(len(turn.text) + _RECORD_BYTES for turn in turns)
-    return _RECORD_BYTES + letters + sum(_RECORD_BYTES + len(reference) for _, reference in record.items)
+    return _RECORD_BYTES + letters + sum(_RECORD_BYTES + len(item.reference) for item in record.items)
 
 
 def path_inside(folder: Path, name: str, *, where: str, holder: str) -> Path:

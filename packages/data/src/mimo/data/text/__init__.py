@@ -2,7 +2,7 @@
 
 from mimo.data.text.chat import Chat, ChatError, ChatSettings, ChatTokenizer, ChatTokens, template_source
 from mimo.data.text.chat_template import named_template, named_templates
-from mimo.data.text.conversation import Conversation, Reference, parse_conversation, rename_items
+from mimo.data.text.conversation import Conversation, RecordItem, Reference, parse_conversation, read_role, rename_items
 from mimo.data.text.limited import LimitedTokenizer
 
 __all__ = [
@@ -13,10 +13,12 @@ __all__ = [
     "ChatTokens",
     "Conversation",
     "LimitedTokenizer",
+    "RecordItem",
     "Reference",
     "named_template",
     "named_templates",
     "parse_conversation",
+    "read_role",
     "rename_items",
     "template_source",
 ]

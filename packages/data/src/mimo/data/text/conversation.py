@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import base64
+import difflib
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
 import attrs
 
 from mimo.data.text.placeholders import mark
-from mimo.hooks import JsonNode
+from mimo.hooks import ItemRole, JsonNode
 
 _DATA_URL = re.compile(r"data:[^,]{0,200};base64,", re.IGNORECASE)
 _SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://|(?:data|file):", re.IGNORECASE)
@@ -27,6 +28,7 @@ _REFERENCES: Mapping[str, tuple[str, tuple[str, ...]]] = {
 _TEXTS = ("text", "input_text", "output_text")
 _IGNORED = frozenset({"id", "tool_call_id"})
 """Keys of a message that a template may leave unread."""
+_ITEM_ROLES: tuple[ItemRole, ...] = ("input", "output", "both")
 
 Reference: TypeAlias = "str | bytes"
 """A path as it is written, or the bytes of an item: of a data URL, or of a source that holds them."""
@@ -38,6 +40,16 @@ class ItemPart:
 
     modality: str
     reference: Reference | None = None
+    role: ItemRole = ""
+
+
+@attrs.frozen
+class RecordItem:
+    """An item of a record: its modality, where it is, and what the model does with it, see `mimo.hooks.ItemInfo`."""
+
+    modality: str
+    reference: Reference
+    role: ItemRole = ""
 
 
 @attrs.frozen(kw_only=True)
@@ -86,36 +98,41 @@ class Conversation:
             found = found - set(_REASONING) | {"reasoning_content"}
         return frozenset(found | ({"tools"} if self.tools else set()))
 
-    def items(self, listed: Sequence[tuple[str, Reference]]) -> list[tuple[str, Reference]]:
+    @property
+    def parts(self) -> Iterator[str | ItemPart]:
+        """Return the texts and items of all messages, in order."""
+        return (part for message in self.messages for part in message.parts)
+
+    def items(self, listed: Sequence[RecordItem]) -> list[RecordItem]:
         """Return the items in the order of their placeholders, per modality.
 
         Args:
             listed: the items of the sample that no message names; ``<image>`` in a text, or a part of a message that
-                doesn't say where its item is, stands for the next of them.
+                doesn't say where its item is, stands for the next of them. Such a part may say its role.
 
         Raises:
             ValueError: some of a modality are listed, and others are named by messages.
         """
-        waiting = {modality: [pair for pair in listed if pair[0] == modality] for modality, _ in listed}
-        found: list[tuple[str, Reference]] = []
-        named = {
-            part.modality
-            for message in self.messages
-            for part in message.parts
-            if isinstance(part, ItemPart) and part.reference is not None
-        }
-        if mixed := next((modality for modality, _ in listed if modality in named), None):
+        waiting: dict[str, list[RecordItem]] = {}
+        for item in listed:
+            waiting.setdefault(item.modality, []).append(item)
+        found: list[RecordItem] = []
+        named = {part.modality for part in self.parts if isinstance(part, ItemPart) and part.reference is not None}
+        if mixed := next((item.modality for item in listed if item.modality in named), None):
             msg = f"items of modality {mixed!r} both in messages and in a list of the sample, whose order is not known"
             raise ValueError(msg)
-        for part in (part for message in self.messages for part in message.parts):
-            if isinstance(part, ItemPart) and part.reference is not None:
-                found.append((part.modality, part.reference))
-                continue
-            for modality, pairs in waiting.items():
-                count = part.count(mark(modality)) if isinstance(part, str) else int(part.modality == modality)
-                found += pairs[:count]
-                del pairs[:count]
-        return [*found, *(pair for pairs in waiting.values() for pair in pairs)]
+        for part in self.parts:
+            if isinstance(part, str):
+                for modality, items in waiting.items():
+                    count = part.count(mark(modality))
+                    found += items[:count]
+                    del items[:count]
+            elif part.reference is not None:
+                found.append(RecordItem(part.modality, part.reference, part.role))
+            elif items := waiting.get(part.modality, []):
+                item = items.pop(0)
+                found.append(attrs.evolve(item, role=part.role or item.role))
+        return [*found, *(item for items in waiting.values() for item in items)]
 
 
 def parse_conversation(messages: JsonNode, tools: JsonNode | None = None) -> Conversation:
@@ -128,6 +145,20 @@ def parse_conversation(messages: JsonNode, tools: JsonNode | None = None) -> Con
     if not found:
         raise messages.fail("at least one message")
     return Conversation(messages=found, tools=() if tools is None else tuple(node.value for node in tools.list()))
+
+
+def read_role(node: JsonNode) -> ItemRole:
+    """Return what the model does with an item: ``input``, ``output`` or ``both``.
+
+    Raises:
+        UserError: of the node's class; it is none of these.
+    """
+    for role in _ITEM_ROLES:
+        if node.value == role:
+            return role
+    near = difflib.get_close_matches(node.value, _ITEM_ROLES, n=1) if isinstance(node.value, str) else []
+    fix = f"Did you mean {near[0]!r}?" if near else ""
+    raise node.fail(f"one of the roles {', '.join(map(repr, _ITEM_ROLES))}", fix)
 
 
 def rename_items(messages: JsonNode, rename: Callable[[str], str]) -> list[Any]:
@@ -192,11 +223,12 @@ def _part(node: JsonNode) -> str | ItemPart:
     if kind in _TEXTS:
         return dict(node.fields(("type", "text")))["text"].text()
     modality, keys = _REFERENCES.get(kind, (kind, (kind, "path", "url")))
-    fields = node.fields(("type",), (*keys, "detail"))
+    fields = node.fields(("type",), (*keys, "detail", "role"))
     given = [fields[key] for key in keys if key in fields]
     if len(given) > 1:
         raise node.fail(f"one of the keys {', '.join(keys)}")
-    return ItemPart(modality, _reference(given[0]) if given else None)
+    role = read_role(fields["role"]) if "role" in fields else ""
+    return ItemPart(modality, _reference(given[0]) if given else None, role)
 
 
 def _reference(node: JsonNode) -> Reference:
