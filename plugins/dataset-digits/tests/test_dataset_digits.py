@@ -8,15 +8,16 @@ import sys
 from importlib.metadata import entry_points
 from pathlib import Path
 
+import attrs
 import numpy as np
 import pluggy
 import pytest
 from sklearn.datasets import load_digits  # type: ignore[import-untyped]  # it ships no types
 
-from mimo.data import DATASETS, TOKENIZERS, SplitName, Tokenizer, lay_out
-from mimo.hooks import ConfigError, discover
-from mimo_dataset_digits import DRAW_WORDS, WORDS, DigitsConfig
-from mimo_dataset_digits._plugin import DigitsDataset, open_digits
+from mimo.data import DATASETS, TOKENIZERS, MadeItem, SplitName, Tokenizer, lay_out
+from mimo.hooks import ConfigError, ItemInfo, discover
+from mimo_dataset_digits import WORDS, DigitsConfig
+from mimo_dataset_digits._plugin import DigitsDataset, TaskName, open_digits
 
 DATA = load_digits()
 
@@ -27,9 +28,9 @@ def tokenizer(*modalities: str, words: tuple[str, ...] = WORDS) -> Tokenizer:
     return word.build(word.config(words=words), modalities or ("image",))
 
 
-def opened(split: SplitName, held_out: float = 0.2) -> DigitsDataset:
+def opened(split: SplitName, held_out: float = 0.2, task: TaskName = "read") -> DigitsDataset:
     """Open one split."""
-    return open_digits(DigitsConfig(held_out=held_out), tokenizer(), split)
+    return open_digits(DigitsConfig(held_out=held_out, task=task), tokenizer(), split)
 
 
 def number(dataset: DigitsDataset, sample: int) -> int:
@@ -63,7 +64,7 @@ def test_digits_samples_match_scikit_learn() -> None:
             spoken = WORDS[3 + DATA.target[at]]
             assert words.decode(dataset.tokens(sample)) == f"<image> the digit is {spoken}"
             (info,) = dataset.infos(sample)
-            assert (info.sample, info.index, info.modality, info.size) == (sample, 0, "image", (8, 8))
+            assert info == ItemInfo(sample=sample, index=0, modality="image", size=(8, 8), role="input")
             image = dataset.raw(sample, 0)
             assert (image.mode, image.size) == ("L", (8, 8))
             assert np.allclose(np.asarray(image), DATA.images[at] * 255 / 16, atol=0.5)
@@ -85,6 +86,54 @@ def test_digits_tokens() -> None:
     assert layout.labels.tolist() == [-100, -100, -100, 2, 3, 4, 12, 0, -100]
 
 
+def test_digits_are_drawn() -> None:
+    """The image stands behind the word that it is drawn for, and is an output; images and split are the same."""
+    for split in ("train", "evaluation"):
+        read, drawn = opened(split), opened(split, task="draw")
+        assert len(read) == len(drawn)
+        for sample in range(0, len(drawn), 37):
+            assert tokenizer().decode(drawn.tokens(sample)) == f"draw {WORDS[3 + drawn.labels[sample]]} <image>"
+            assert drawn.infos(sample) == [attrs.evolve(info, role="output") for info in read.infos(sample)]
+            assert drawn.raw(sample, 0).tobytes() == read.raw(sample, 0).tobytes()
+            assert drawn.where(sample) == read.where(sample)
+
+
+def test_digits_that_are_drawn_are_laid_out() -> None:
+    """Each is made from its caption, and the model learns to call for it."""
+    dataset, words = opened("train", task="draw"), tokenizer()
+    sample = dataset.labels.tolist().index(7)
+    assert dataset.tokens(sample) == (15, 12, 1, 0)
+    layout = lay_out(dataset, sample, tokenizer=words, rows={}, made={"image": MadeItem()}, max_tokens=64)
+    assert layout.labels.tolist() == [12, 1, 0, -100]
+    assert [(item.asked, item.made_from) for item in layout.made("image")] == [((2, 3), (0, 2))]
+
+
+def test_digits_are_read_and_drawn() -> None:
+    """As many samples again: first all images are read, then each is drawn in the same order."""
+    both = opened("evaluation", task="both")
+    read, drawn = (opened("evaluation", task=task) for task in ("read", "draw"))
+    assert len(both) == 2 * 359
+    for sample in range(len(both)):
+        same, other = (read, sample) if sample < 359 else (drawn, sample - 359)
+        assert both.tokens(sample) == same.tokens(other)
+        assert both.infos(sample) == [attrs.evolve(info, sample=sample) for info in same.infos(other)]
+        assert both.where(sample) == same.where(other)
+        assert both.raw(sample, 0).tobytes() == same.raw(other, 0).tobytes()
+    with pytest.raises(IndexError):
+        both.tokens(len(both))
+
+
+@pytest.mark.parametrize(
+    ("task", "needed"),
+    [("read", WORDS[:-1]), ("draw", (*WORDS[3:13], "draw")), ("both", WORDS)],
+)
+def test_digits_need_the_words_of_their_task(task: TaskName, needed: tuple[str, ...]) -> None:
+    """No others; the last one missing, all of them are named."""
+    assert len(open_digits(DigitsConfig(task=task), tokenizer(words=needed), "train")) >= 1438
+    with pytest.raises(ConfigError, match=re.escape(f"tokenizer.words must hold {', '.join(needed)}.")):
+        open_digits(DigitsConfig(task=task), tokenizer(words=needed[:-1]), "train")
+
+
 def test_digits_byte_tokenizer_serves() -> None:
     """Any tokenizer that encodes the captions will do."""
     byte = discover(TOKENIZERS).find("byte", "here")
@@ -102,7 +151,7 @@ def test_digits_refuses_share(held_out: float) -> None:
 
 def test_digits_refuses_tokenizer() -> None:
     """A tokenizer without the words is refused when opened, with the words that it needs."""
-    lacking = tokenizer(words=WORDS[:-1])
+    lacking = tokenizer(words=WORDS[:-2])
     expected = (
         "tokenizer: expected one that encodes the caption '<image> the digit is nine', got the word 'nine' is not "
         "among the tokenizer's 12 words. With the word tokenizer: tokenizer.words must hold the, digit, is, zero, one,"
@@ -132,27 +181,3 @@ def test_digits_readme_example_runs() -> None:
     promised = "".join(f"{line}\n" for line in re.findall(r"^print.*  # (.*)$", example, flags=re.MULTILINE))
     done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, check=False)  # noqa: S603 - own text
     assert (done.stderr, done.stdout) == ("", promised)
-
-
-def test_digits_are_read_or_drawn() -> None:
-    """Both: first all are read, then all are drawn; the same images either way."""
-    words = tokenizer(words=tuple(dict.fromkeys((*WORDS, *DRAW_WORDS))))
-    read, draw, both = (open_digits(DigitsConfig(task=task), words, "evaluation") for task in ("read", "draw", "both"))
-    assert (len(read), len(draw), len(both)) == (359, 359, 718)
-    for sample, whole in [(0, read), (358, read), (359, draw), (717, draw)]:
-        own = sample % 359
-        assert both.tokens(sample) == whole.tokens(own)
-        assert both.where(sample) == whole.where(own)
-        assert both.raw(sample, 0).tobytes() == whole.raw(own, 0).tobytes() == read.raw(own, 0).tobytes()
-        assert [info.role for info in both.infos(sample)] == ["input" if whole is read else "output"]
-    assert words.decode(draw.tokens(0)) == f"draw {words.decode(read.tokens(0)).split()[-1]} <image>"
-    with pytest.raises(IndexError):
-        both.tokens(718)
-
-
-def test_digits_need_the_words_of_their_task_alone() -> None:
-    """Drawing takes "draw", and none of what reading says."""
-    assert len(open_digits(DigitsConfig(task="draw"), tokenizer(words=DRAW_WORDS), "train")) == 1438
-    message = "With the word tokenizer: tokenizer.words must hold draw, zero, one"
-    with pytest.raises(ConfigError, match=message):
-        open_digits(DigitsConfig(task="draw"), tokenizer(), "train")

@@ -1,18 +1,15 @@
-"""The ``digits`` dataset: 1,797 images of 8 x 8 pixels, each with the caption "<image> the digit is seven".
-
-Or they are to be drawn: "draw seven <image>".
-"""
+"""The ``digits`` dataset: 1,797 images of 8 x 8 pixels, to be read, "<image> the digit is seven", or to be drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import attrs
 import numpy as np
 
 from mimo.data import DatasetSpec, SplitName, Tokenizer
-from mimo.hooks import ConfigError, ItemInfo, hookimpl, must_be
+from mimo.hooks import ConfigError, ItemInfo, ItemRole, hookimpl, must_be
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -20,11 +17,19 @@ if TYPE_CHECKING:
 
 _DIGITS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
 
-WORDS = ("the", "digit", "is", *_DIGITS)
-"""Every word of the captions: what ``tokenizer.words`` must hold to read."""
-DRAW_WORDS = ("draw", *_DIGITS)
-"""What it must hold to draw."""
-Task: TypeAlias = Literal["read", "draw", "both"]
+WORDS = ("the", "digit", "is", *_DIGITS, "draw")
+"""Every word of the captions: what ``tokenizer.words`` must hold for all tasks."""
+
+TaskName: TypeAlias = Literal["read", "draw", "both"]
+
+_READ: tuple[str, ItemRole] = ("<image> the digit is {}", "input")
+_DRAW: tuple[str, ItemRole] = ("draw {} <image>", "output")
+_TASKS: Mapping[TaskName, tuple[tuple[str, ItemRole], ...]] = {
+    "read": (_READ,),
+    "draw": (_DRAW,),
+    "both": (_READ, _DRAW),
+}
+"""Of each the captions that every image has, one after another, and what the model does with the image."""
 
 # scikit-learn's grey values are 0 (paper) to 16 (ink).
 _INK = 16
@@ -39,68 +44,75 @@ class DigitsConfig:
 
     Args:
         held_out: share of the images kept for evaluation; 0.2 keeps 359.
-        task: ``read`` images and say which digit each is, ``draw`` the digit that is asked for, or ``both``: first a
-            sample to read of each image, then one to draw.
+        task: ``read`` an image and say which digit it is, ``draw`` one for a digit, or ``both``, a sample for each.
     """
 
     held_out: float = attrs.field(
         default=0.2,
         validator=must_be("a share greater than 0 and less than 1", lambda share: 0 < share < 1, where="data"),
     )
-    task: Task = "read"
+    task: TaskName = "read"
+
+
+@attrs.frozen(kw_only=True)
+class DigitsTask:
+    """What a model is to do with images.
+
+    Args:
+        role: of each image.
+        captions: for each digit, the ids of its caption and the end.
+    """
+
+    role: ItemRole
+    captions: tuple[tuple[int, ...], ...]
 
 
 @attrs.frozen(kw_only=True, eq=False)
 class DigitsDataset:
-    """One split, of N images.
+    """One split: sample n of N images does the first task with image n, sample N + n the second one, if there is one.
 
     Args:
         images: ``[N, height, width]``, 0 for paper to 255 for ink.
         labels: the digits ``[N]``.
         numbers: where each image stands in scikit-learn's order ``[N]``.
-        captions: for each digit, the ids of its caption and the end; empty where none is read.
-        orders: for each digit, the ids that ask for a drawing of it, its placeholder and the end; empty where none is
-            drawn.
+        tasks: one, or two.
     """
 
     images: NDArray[np.uint8]
     labels: NDArray[np.int64]
     numbers: NDArray[np.int64]
-    captions: tuple[tuple[int, ...], ...]
-    orders: tuple[tuple[int, ...], ...] = ()
+    tasks: tuple[DigitsTask, ...]
 
     def __len__(self) -> int:
-        return len(self.numbers) * (bool(self.captions) + bool(self.orders))
+        return len(self.tasks) * len(self.numbers)
 
     def tokens(self, sample: int) -> Sequence[int]:
-        """Return the ids of the text."""
-        texts = self.orders if self._draws(sample) else self.captions
-        return texts[self.labels[self._image(sample)]]
+        """Return the ids of the caption."""
+        task, image = self._of(sample)
+        return task.captions[self.labels[image]]
 
     def infos(self, sample: int) -> Sequence[ItemInfo]:
-        """Return the one image, which is read or to be drawn."""
+        """Return the one image."""
+        task, _ = self._of(sample)
         height, width = self.images.shape[1:]
-        role: Literal["input", "output"] = "output" if self._draws(sample) else "input"
-        return [ItemInfo(sample=sample, index=0, modality="image", size=(height, width), role=role)]
+        return [ItemInfo(sample=sample, index=0, modality="image", size=(height, width), role=task.role)]
 
     def raw(self, sample: int, index: int) -> Image.Image:  # noqa: ARG002 - there is only item 0
         """Return the image in mode "L"."""
         from PIL import Image
 
-        return Image.fromarray(self.images[self._image(sample)])
+        _, image = self._of(sample)
+        return Image.fromarray(self.images[image])
 
     def where(self, sample: int) -> str:
         """Return the image's number in scikit-learn's order."""
-        return f"digits:{self.numbers[self._image(sample)]}"
+        _, image = self._of(sample)
+        return f"digits:{self.numbers[image]}"
 
-    def _draws(self, sample: int) -> bool:
-        return bool(self.orders) and (not self.captions or sample >= len(self.numbers))
-
-    def _image(self, sample: int) -> int:
-        """Return which of the images a sample is of."""
-        if not 0 <= sample < len(self):
-            raise IndexError(sample)
-        return sample % len(self.numbers)
+    def _of(self, sample: int) -> tuple[DigitsTask, int]:
+        """Return the task of a sample, and which image it is about."""
+        task, image = divmod(sample, len(self.numbers))
+        return self.tasks[task], image
 
 
 def load_split(held_out: float, split: SplitName) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
@@ -137,23 +149,23 @@ def open_digits(config: DigitsConfig, tokenizer: Tokenizer, split: SplitName) ->
 
 
 def open_split(
-    split: tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]], tokenizer: Tokenizer, task: Task = "read"
+    split: tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]],
+    tokenizer: Tokenizer,
+    task: TaskName = "read",
 ) -> DigitsDataset:
     """Return the dataset of what `load_split` or `cut_split` has returned."""
-    words = [*(() if task == "draw" else WORDS), *(() if task == "read" else DRAW_WORDS)]
-    captions = [f"<image> the digit is {word}" for word in _DIGITS if task != "draw"]
-    orders = [f"draw {word} <image>" for word in _DIGITS if task != "read"]
-    images, labels, numbers = split
-    return DigitsDataset(
-        images=images,
-        labels=labels,
-        numbers=numbers,
-        captions=tuple(_encoded(tokenizer, text, words) for text in captions),
-        orders=tuple(_encoded(tokenizer, text, words) for text in orders),
+    texts = [(role, [caption.format(word) for word in _DIGITS]) for caption, role in _TASKS[task]]
+    said = {word for _, captions in texts for caption in captions for word in caption.split()}
+    words = [word for word in WORDS if word in said]
+    tasks = tuple(
+        DigitsTask(role=role, captions=tuple(_caption(tokenizer, caption, words) for caption in captions))
+        for role, captions in texts
     )
+    images, labels, numbers = split
+    return DigitsDataset(images=images, labels=labels, numbers=numbers, tasks=tasks)
 
 
-def _encoded(tokenizer: Tokenizer, text: str, words: Sequence[str]) -> tuple[int, ...]:
+def _caption(tokenizer: Tokenizer, text: str, words: Sequence[str]) -> tuple[int, ...]:
     try:
         return (*tokenizer.encode(text), tokenizer.end)
     except ValueError as error:
@@ -161,7 +173,7 @@ def _encoded(tokenizer: Tokenizer, text: str, words: Sequence[str]) -> tuple[int
             "tokenizer",
             expected=f"one that encodes the caption {text!r}",
             got=str(error),
-            fix="With the word tokenizer: tokenizer.words must hold " + ", ".join(dict.fromkeys(words)) + ".",
+            fix="With the word tokenizer: tokenizer.words must hold " + ", ".join(words) + ".",
         ) from error
 
 
