@@ -1,8 +1,8 @@
-"""The table of one sample: its tokens in runs that are read, learnt, or the rows of an item."""
+"""The table of one sample: its tokens in runs that are read, learnt, the rows of an item, or call for one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 import numpy as np
@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mimo.data import NO_LABEL, Dataset, SampleLayout, sizes_of
+from mimo.data import NO_LABEL, Dataset, PlacedItem, SampleLayout, sizes_of
 from mimo.hooks import plain_text
 from mimo.trainer.job.job import Job
 
@@ -30,41 +30,59 @@ def show_sample(job: Job, dataset: Dataset, sample: int, *, ids: bool) -> Iterat
     """
     layout = job.lay_out(dataset, sample)
     rows = sum(item.rows for item in layout.items)
+    made = sum(item.asked is not None for item in layout.items)
+    makes = f", {made} of them made" if made else ""
     known = sizes_of(dataset, [sample])
     source = "headers" if known is None else "the index"
     broken = ", broken and left out" if known is not None and known.broken[0] else ""
     cut = f", cut at data.max_tokens = {job.settings.data.max_tokens}" if layout.truncated else ""
     yield Text(
         f"sample {sample} of {len(dataset)}, {plain_text(dataset.where(sample))}: {len(layout.tokens)} tokens, "
-        f"{np.count_nonzero(layout.targets)} learnt, {len(layout.items)} items in {rows} rows{cut}{broken}; "
+        f"{np.count_nonzero(layout.targets)} learnt, {len(layout.items)} items in {rows} rows{makes}{cut}{broken}; "
         f"sizes from {source}"
     )
     table = Table("tokens", "", "weight", "text", *(["ids"] if ids else []), box=None, pad_edge=False)
-    items = {begin: item for item in layout.items for begin, end in item.runs if begin < end}
+    items = {begin: item for item in layout.items for begin, end in _spans(item) if begin < end}
     for begin, end, weight in _runs(layout):
-        place = f"{begin}-{end - 1}" if end - begin > 1 else str(begin)
+        place = _place(begin, end)
+        learnt = f"{weight:g}" if weight else ""
+        style = "bold green" if learnt else ""
         if begin in items:
-            info = items[begin].info
-            size = " x ".join(map(str, info.size))
-            table.add_row(place, info.modality, "", f"{size}: {end - begin} rows", style="cyan")
+            item = items[begin]
+            size = " x ".join(map(str, item.info.size))
+            what = f"{end - begin} rows"
+            if item.made_from is not None and (begin, end) == item.asked:
+                what = f"made from {_place(*item.made_from)}"
+            table.add_row(
+                place, item.info.modality, learnt, ": ".join(filter(None, (size, what))), style=style or "cyan"
+            )
             continue
         piece = layout.tokens[begin:end].tolist()
         text = Text(plain_text(job.tokenizer.decode(piece)))
         shown = [" ".join(map(str, piece))] if ids else []
-        if weight:
-            table.add_row(place, "learnt", f"{weight:g}", text, *shown, style="bold green")
-        else:
-            table.add_row(place, "read", "", text, *shown)
+        table.add_row(place, "learnt" if learnt else "read", learnt, text, *shown, style=style)
     yield table
+
+
+def _place(begin: int, end: int) -> str:
+    """Return the positions of some tokens."""
+    if begin == end:
+        return "nothing"
+    return f"{begin}-{end - 1}" if end - begin > 1 else str(begin)
+
+
+def _spans(item: PlacedItem) -> Sequence[tuple[int, int]]:
+    """Return begin and end of what an item is in its sample: what calls for it, and each run of its rows."""
+    return item.runs if item.asked is None else (item.asked, *item.runs)
 
 
 def _runs(layout: SampleLayout) -> Iterator[tuple[int, int, float]]:
     """Yield begin and end of the tokens that belong together, and how much each of them is learnt."""
     weights = _token_weights(layout)
     owners = np.full(len(layout.tokens), -1)
-    for number, item in enumerate(layout.items):
-        for begin, end in item.runs:
-            owners[begin:end] = number
+    for number, (begin, end) in enumerate(span for item in layout.items for span in _spans(item)):
+        owners[begin:end] = number
+        weights[begin:end] = weights[begin : begin + 1]  # all that calls for an item is learnt by its first row
     begin = 0
     for (_, weight), run in groupby(zip(owners.tolist(), weights.tolist(), strict=True)):
         end = begin + len(list(run))
