@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
 import pytest
 import torch
+from torch import Tensor, nn
 
 from mimo.data import DatasetSpec
-from mimo.hooks import ItemInfo, discover
+from mimo.hooks import ItemInfo, PluginError, discover
+from mimo.model import GENERATORS, GeneratorSpec
 from mimo.model.testing import Verdict
 from mimo.optimizer import OPTIMIZERS
 from mimo.trainer.commands.plugin_checks import check as _check
@@ -34,6 +36,11 @@ class Config:
     """Settings without limits."""
 
     share: float = 0.5
+
+
+@attrs.frozen(kw_only=True)
+class NoSettings:
+    """No settings."""
 
 
 @attrs.define
@@ -120,3 +127,68 @@ class _Still(torch.optim.Optimizer):
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         """Do nothing."""
+
+
+class _Brightness(nn.Module):
+    """A generator of one number, how bright a picture is."""
+
+    def __init__(self, hidden: int) -> None:
+        super().__init__()
+        self.read = nn.Linear(hidden, 1)
+
+    def forward(
+        self,
+        items: Sequence[Mapping[str, Tensor]],
+        rows: Tensor,
+        spans: Sequence[tuple[int, int]],
+        _keys: Tensor,
+    ) -> Tensor:
+        """Return the square of how far off each picture's is."""
+        said = self.read(rows).squeeze(1)
+        found = [said[start:stop].sum() - item["mean"] for item, (start, stop) in zip(items, spans, strict=True)]
+        return torch.stack(found).float().square() if found else rows.new_zeros(0).float()
+
+
+def _brightness(**changes: Any) -> GeneratorSpec:
+    """Return the spec of one that keeps its promises, with fields changed."""
+    whole = GeneratorSpec(
+        name="brightness",
+        config=NoSettings,
+        measure=lambda raw: (raw.height, raw.width),
+        targets=lambda _config, _size: 1,
+        prepare=lambda _config, raw: {"mean": torch.tensor(raw.convert("L").getextrema()[0] / 255)},
+        build=lambda _config, hidden: _Brightness(hidden),
+    )
+    return attrs.evolve(whole, **changes)
+
+
+def _looked_at(spec: GeneratorSpec, monkeypatch: pytest.MonkeyPatch) -> list[Verdict]:
+    """Return the verdicts of the command on a generator as if it were installed."""
+    monkeypatch.setattr(_check, "_kinds_of", lambda _name: [GENERATORS])
+    monkeypatch.setattr(_check, "find_installed", lambda _kind, _name, _where: spec)
+    return list(_check.check_plugin(spec.name, ()))
+
+
+def test_a_generator_is_looked_at_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With pictures, and what it has not is said."""
+    verdicts = _looked_at(_brightness(), monkeypatch)
+    assert [str(verdict) for verdict in verdicts if verdict.broken is not None] == []
+    assert [verdict.check for verdict in verdicts if verdict.skipped is None] == [
+        *("defaults", "limits", "measure", "prepare", "losses", "empty", "independence", "rows", "chance", "gradients"),
+        *("initial values", "save and load", "number types"),
+    ]
+
+
+def test_a_generator_that_breaks_a_promise_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a wrong number of losses; and what makes no pictures must bring examples of what it makes."""
+    two = _brightness(targets=lambda _config, _size: 2)
+    assert broken(iter(_looked_at(two, monkeypatch))) == {
+        "losses": "of item 0 of size (64, 64) it returned losses of shape (1,) and type torch.float32, expected (2,) "
+        "and torch.float32"
+    }
+    with pytest.raises(
+        PluginError,
+        match=r"^--check: expected a plugin of images, or one with examples of 'speech', got generator 'brightness' "
+        r"without any\. Add to its spec: examples=lambda config: \[item, larger_item\]\.$",
+    ):
+        _looked_at(_brightness(modality="speech"), monkeypatch)

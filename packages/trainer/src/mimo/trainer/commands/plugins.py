@@ -21,9 +21,9 @@ def plugins(*settings: str, check: str | None = None) -> int:
 
     Args:
         settings: with --check, settings of the plugin's config: key=value.
-        check: a plugin of any kind to look at instead: whether it keeps the promises that training rests on. Encoders
-            and language models are looked at whole, of other kinds what one process can see. Ends with 0 if it does, 1
-            if it breaks one.
+        check: a plugin of any kind to look at instead: whether it keeps the promises that training rests on. Encoders,
+            language models and generators are looked at whole, of other kinds what one process can see. Ends with 0 if
+            it does, 1 if it breaks one.
     """
     from mimo.hooks import survey
     from mimo.trainer.commands.tables.console import make_console

@@ -10,7 +10,15 @@ import attrs
 
 from mimo.data import DATASETS, TOKENIZERS, AnswerMetricSpec
 from mimo.hooks import ConfigError, Kind, PluginError, PluginFailure, survey
-from mimo.model import ENCODERS, LANGUAGE_MODELS, EncoderSpec, LanguageModelSpec
+from mimo.model import (
+    ENCODERS,
+    GENERATORS,
+    LANGUAGE_MODELS,
+    EncoderSpec,
+    GeneratorSpec,
+    LanguageModelSpec,
+    noun_of,
+)
 from mimo.optimizer import OPTIMIZERS, OptimizerSpec
 from mimo.schedule import SCHEDULES
 from mimo.trainer.commands.plugin_checks.kinds import (
@@ -41,8 +49,8 @@ _LIFECYCLE = "mimo.lifecycle"
 def check_plugin(name: str, settings: Iterable[str]) -> Iterator[Verdict]:
     """Yield verdicts on an installed plugin, on each of them where several kinds have one of this name.
 
-    An encoder and a language model are looked at whole; of other kinds what one process can see. Sizes of a language
-    model that are left at their default are made small.
+    An encoder, a language model and a generator are looked at whole; of other kinds what one process can see. Sizes of
+    a language model that are left at their default are made small.
 
     Args:
         name: what users write as ``plugin``, or the entry point of a lifecycle plugin.
@@ -50,7 +58,8 @@ def check_plugin(name: str, settings: Iterable[str]) -> Iterator[Verdict]:
 
     Raises:
         ConfigError: no plugin has this name, or a setting is unknown or wrong.
-        PluginError: it can't be loaded; or an encoder reads something else than pictures, and brings no examples of it.
+        PluginError: it can't be loaded; or an encoder reads, or a generator makes, something else than pictures, and
+            brings no examples of it.
     """
     table: Mapping[str, Any] = {}
     for word in settings:
@@ -98,6 +107,12 @@ def _check_encoder(spec: EncoderSpec, config: Any) -> Iterator[Verdict]:
     return check_encoder(spec, _examples(spec, config), config=config)
 
 
+def _check_generator(spec: GeneratorSpec, config: Any) -> Iterator[Verdict]:
+    from mimo.model.testing import check_generator
+
+    return check_generator(spec, _examples(spec, config), config=config)
+
+
 def _check_language_model(spec: LanguageModelSpec, config: Any) -> Iterator[Verdict]:
     from mimo.model.testing import check_language_model
 
@@ -128,6 +143,7 @@ def _nothing_more(_spec: Any, _config: Any) -> Iterator[Verdict]:
 _CHECKS: Mapping[str, Callable[[Any, Any], Iterator[Verdict]]] = {
     ENCODERS.group: _check_encoder,
     LANGUAGE_MODELS.group: _check_language_model,
+    GENERATORS.group: _check_generator,
     OPTIMIZERS.group: _check_optimizer,
     SCHEDULES.group: check_schedule,
     DATASETS.group: check_dataset,
@@ -150,14 +166,14 @@ def _with_small_sizes(config: Any) -> Any:
     return config
 
 
-def _examples(spec: EncoderSpec, config: Any) -> Sequence[Any]:
+def _examples(spec: EncoderSpec | GeneratorSpec, config: Any) -> Sequence[Any]:
     if spec.examples is not None:
         return spec.examples(config)
     if spec.modality != "image":
         raise PluginError(
             "--check",
-            expected=f"an encoder of images, or one with examples of {spec.modality!r}",
-            got=f"encoder {spec.name!r} without any",
+            expected=f"a plugin of images, or one with examples of {spec.modality!r}",
+            got=f"{noun_of(spec)} {spec.name!r} without any",
             fix="Add to its spec: examples=lambda config: [item, larger_item].",
         )
     return [_picture(*size) for size in _PICTURES]
