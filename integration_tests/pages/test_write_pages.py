@@ -1,4 +1,4 @@
-"""The short pages for authors of optimizers, datasets and loggers, followed literally."""
+"""The short pages for authors of generators, optimizers, datasets and loggers, followed literally."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 
 import attrs
 import pytest
-from commands import losses, succeed
+from commands import losses, mimo, read_metrics, succeed
 from house import ROOT
+from PIL import Image
 from written import build, commands_of, files_of
 
 from mimo.checkpoint import read_manifest
@@ -28,13 +29,20 @@ class PageFiles:
     folder: Path
     site: Path
 
-    def follow(self) -> dict[str, str]:
-        """Type the page's commands, with few steps; return what each printed, by its words."""
+    def follow(self, *changes: str, checks: bool = True) -> dict[str, str]:
+        """Type the page's commands; return what each printed, by its words.
+
+        Args:
+            changes: to its runs; a few steps, if there are none.
+            checks: whether those too that check a plugin.
+        """
         printed = {}
         for words in commands_of(self.page):
+            if "--check" in words and not checks:
+                continue
             short = [re.sub(r"=\d+", "=4", word) for word in words]
             if words[0] == "train" and short == words:
-                short.append("run.steps=2")
+                short += changes or ("run.steps=2",)
             printed[" ".join(words)] = self.mimo(*short)
         return printed
 
@@ -77,6 +85,48 @@ def test_the_page_on_optimizers_trains_on_two_lanes_as_on_one(write: Callable[..
     two = losses(written.folder / "runs" / "momentum")
     assert two == pytest.approx(losses(written.folder / "alone"), rel=1e-6)
     assert two[1] != two[0]
+
+
+def test_the_page_on_generators_draws_on_three_lanes_as_in_one_process(write: Callable[..., PageFiles]) -> None:
+    """Its generator learns the same, and makes a picture where the text calls for one."""
+    written, steps = write("write-a-generator.md"), ("run.steps=12", "optimizer.lr=1e-2")
+    printed = written.follow(*steps, checks=False)
+    assert re.search(r"mimo\.generators +scribble +scribble +mimo-generator-scribble +0\.1\.0", printed["plugins"])
+    assert "drawer.loss" in printed["evaluate runs/scribble"]
+    assert printed["evaluate runs/scribble"] in printed["train scribble.toml"]
+    said = printed["generate runs/scribble --text draw seven"]
+    (path,) = re.findall(r"`(runs/\S+\.png)`", written.page)
+    assert said.splitlines() == ["<image>", path]
+    with Image.open(written.folder / path) as picture:
+        assert (picture.size, picture.mode) == ((8, 8), "L")
+    alone = ("modules.language.ranks=0", "modules.language.tp=1", "modules.drawer.ranks=0", "run.directory=alone")
+    written.mimo("train", "scribble.toml", *steps, *alone)
+    three, one = (_drawn(written.folder / run) for run in ("runs/scribble", "alone"))
+    assert three == pytest.approx(one, rel=1e-6)
+    assert len(three) == 2 * 12
+
+
+def test_the_pages_generator_keeps_its_promises(write: Callable[..., PageFiles]) -> None:
+    """By the page's own check; one that draws without keys is named."""
+    written = write("write-a-generator.md")
+    (words,) = (words for words in commands_of(written.page) if "--check" in words)
+    verdicts = written.mimo(*words)
+    assert "NO" not in verdicts
+    assert {line.split(" ")[1].rstrip(":") for line in verdicts.splitlines() if line.startswith("ok")} >= {
+        *("losses", "independence", "rows", "chance", "generation")
+    }
+    source = written.site / "mimo_generator_scribble.py"
+    drawn = "normal(fold(keys, NOISE), self.pixels)"
+    assert drawn in source.read_text()
+    source.write_text(source.read_text().replace(drawn, "torch.randn(len(keys), self.pixels)"))
+    ended = mimo(*words, cwd=written.folder, path=written.site)
+    assert ended.code == 1
+    assert "\nNO chance: forward() draws no random numbers, which would differ by layout" in ended.out
+
+
+def _drawn(run: Path) -> list[float]:
+    """Return the loss of each step of a run, and that of its generator."""
+    return [loss for step in read_metrics(run)[0] for loss in (step["loss"], step["losses"]["drawer.loss"])]
 
 
 def test_the_page_on_datasets_trains_and_evaluates(write: Callable[..., PageFiles]) -> None:

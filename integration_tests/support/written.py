@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ def files_of(page: str) -> Mapping[str, str]:
 def commands_of(page: str) -> list[list[str]]:
     """Return the words of each `mimo` command of a page, in its order."""
     shells = re.findall(r"^```sh\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
-    return [line.split()[1:] for shell in shells for line in shell.splitlines() if line.startswith("mimo ")]
+    return [shlex.split(line)[1:] for shell in shells for line in shell.splitlines() if line.startswith("mimo ")]
 
 
 def build(folder: Path) -> Path:
