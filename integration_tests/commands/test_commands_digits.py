@@ -260,6 +260,17 @@ def test_a_checkpoint_is_inspected_and_verified(digits_run: Path) -> None:
     assert succeed("checkpoint", "verify", digits_run).endswith(": as they were written\n")
 
 
+def test_the_generator_in_the_written_settings_can_be_run(tmp_path: Path) -> None:
+    """What `mimo init` writes of one is a comment; without its marks it draws the digits of half of the samples."""
+    head, mark, after = here("init").printed.partition("# [modules.drawer]\n")
+    own, gap, rest = after.partition("\n\n")
+    whole = head + "\n".join(line.removeprefix("# ") for line in (mark + own).splitlines()) + gap + rest
+    (tmp_path / "new.toml").write_text(whole, encoding="utf-8")
+    words = json.dumps(["draw", *tomllib.loads(whole)["tokenizer"]["words"]])
+    shown = here("check", "new.toml", "data.task=both", f"tokenizer.words={words}", cwd=tmp_path).printed
+    assert re.search(r"^language->drawer +all +[1-9]", shown, re.MULTILINE), shown
+
+
 def test_the_written_settings_and_the_example_can_be_run(digits_run: Path, tmp_path: Path) -> None:
     """What `mimo init` writes, for the plugins that come along, is accepted from anywhere."""
     assert "mimo check FILE" in here("init").printed

@@ -50,14 +50,19 @@ def test_a_table_that_a_module_may_have_is_a_comment() -> None:
         assert Lora(**table).scale == 2.0
 
 
-def test_a_module_that_a_run_may_have_is_a_comment() -> None:
-    """A teacher; without its marks it reads as settings with the rest."""
-    text = example_text()
-    head, _, after = text.partition("# [modules.teacher]\n")
+def with_module(name: str) -> ModuleSettings:
+    """Return the settings of a module that is a comment, read with the rest of the file, without its marks."""
+    head, _, after = example_text().partition(f"# [modules.{name}]\n")
     lines = [line.removeprefix("# ") for line in after.splitlines()]
-    whole = "\n".join([head, "[modules.teacher]", *lines[: lines.index("")], *after.splitlines()[lines.index("") :]])
-    settings = make_settings(tomllib.loads(whole))
-    assert settings.modules["teacher"].distil == Distil(top_k=8, temperature=1.0)
+    whole = "\n".join([head, f"[modules.{name}]", *lines[: lines.index("")], *after.splitlines()[lines.index("") :]])
+    return make_settings(tomllib.loads(whole)).modules[name]
+
+
+def test_a_module_that_a_run_may_have_is_a_comment() -> None:
+    """A teacher, and a generator."""
+    assert with_module("teacher").distil == Distil(top_k=8, temperature=1.0)
+    drawer = with_module("drawer")
+    assert (drawer.plugin, drawer.fed_by, drawer.loss_weight) == ("flow", "language", 1.0)
 
 
 def test_axes_that_are_left_at_one_are_written_too() -> None:

@@ -63,6 +63,16 @@ _TEACHER = (
     "# config = { hidden = 128, layers = 4, heads = 8, intermediate = 512 }",
     "# distil = { top_k = 8, temperature = 1.0 }  # ids of each row that it sends, and by what logits are divided",
 )
+_GENERATOR = (
+    "# A generator may learn to make items from rows of the language model: those that the data wants made, as digits",
+    "# does with task = 'both', and all of a modality that no encoder reads:",
+    "# [modules.drawer]",
+    '# plugin = "flow"',
+    '# fed_by = "language"',
+    '# ranks = "0"',
+    "# loss_weight = 1.0  # of its own loss, in that of the step",
+    "# config = { height = 8, width = 8, channels = 1, patch = 2, hidden = 96, layers = 4, heads = 4 }",
+)
 _MIXTURE = (
     "# Samples of several datasets, each of any plugin, are those of the plugin mixture:",
     "# [data.sources.captions]",
@@ -139,6 +149,8 @@ def _module(name: str, table: Mapping[str, Any], kind: Kind[Any], find: Find) ->
     if kind is LANGUAGE_MODELS:
         yield ""
         yield from _TEACHER
+        yield ""
+        yield from _GENERATOR
 
 
 def _keys(cls: type, table: Mapping[str, Any]) -> Iterator[str]:
