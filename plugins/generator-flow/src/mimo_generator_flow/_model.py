@@ -19,7 +19,6 @@ from torch.nn import functional
 
 from mimo.model.runtime import (
     DrawKeys,
-    Drawn,
     Embedding,
     EncoderAttention,
     EncoderMlp,
@@ -67,7 +66,7 @@ class FlowLayer(nn.Module):
         self.mlp = EncoderMlp(width, config.intermediate, width, activation=config.activation)
         self.draw_keys = DrawKeys()
 
-    def forward(self, x: Tensor, moments: Tensor, owners: Tensor, segments: Segments, drawn: Drawn) -> Tensor:
+    def forward(self, x: Tensor, moments: Tensor, owners: Tensor, segments: Segments, drawn: Tensor | None) -> Tensor:
         """Return [T, W] of ``x`` [T, W].
 
         Args:
@@ -75,19 +74,20 @@ class FlowLayer(nn.Module):
             moments: [N, W] what the pictures' times have become.
             owners: [T] which picture each row is of.
             segments: of the pictures.
-            drawn: keys of the pictures, one row each.
+            drawn: [N, 2] keys of the pictures, one row each; None where nothing is drawn.
         """
         shift, scale, gate, *of_mlp = rows_at(owners, self._modulation(moments, drawn)).chunk(_LAYER_PARTS, 1)
         x = x + gate * self.attention(modulated(x, shift, scale, self.eps), segments)
         shift, scale, gate = of_mlp
         return cast("Tensor", x + gate * self.mlp(modulated(x, shift, scale, self.eps)))
 
-    def _modulation(self, moments: Tensor, drawn: Drawn) -> Tensor:
+    def _modulation(self, moments: Tensor, drawn: Tensor | None) -> Tensor:
         """Return [N, 6·W] of ``moments``; made inside of the layer, since its parameters may be here only then."""
-        if not self.draw_keys.is_read:
-            return cast("Tensor", self.modulation(moments))
-        with self.draw_keys.at(drawn):
-            return cast("Tensor", self.modulation(moments))
+        keys, rows = self.draw_keys, self.draw_keys.rows
+        keys.rows = drawn  # and no context that sets all keys, which no compiler can follow
+        found = self.modulation(moments)
+        keys.rows = rows
+        return cast("Tensor", found)
 
 
 class Connector(nn.Module):
@@ -189,7 +189,7 @@ class FlowTransformer(nn.Module):
             shift, scale = self.modulation(moments).unsqueeze(1).chunk(_OUTPUT_PARTS, 2)  # [N, 1, W]
         with keys.at(keys.packed(packing.lengths, device=device)):
             for layer in self.layers:
-                x = layer(x, moments, packing.owners, packing.segments, of_pictures)
+                x = layer(x, moments, packing.owners, packing.segments, of_pictures.rows)
         found = x.index_select(0, packing.patches).view(count, config.targets, config.hidden)
         with keys.at(keys.packed([config.targets] * count, device=device)):
             velocity = self.output(modulated(found, shift, scale, config.norm_eps).flatten(0, 1))
