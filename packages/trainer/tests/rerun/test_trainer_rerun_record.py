@@ -36,7 +36,7 @@ class Dataset:
 
     def infos(self, sample: int) -> list[ItemInfo]:
         self.asked.append(("infos", sample))
-        return [ItemInfo(sample=sample, index=0, modality="image", size=(3, 4))]
+        return [ItemInfo(sample=sample, index=0, modality="image", size=(3, 4), role="both")]
 
     def raw(self, sample: int, index: int) -> int:
         self.asked.append(("raw", sample))

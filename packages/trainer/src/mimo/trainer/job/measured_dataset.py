@@ -149,7 +149,8 @@ class MeasuredDataset:
         if known is None:
             return tuple(info if info.size else self._measure(info) for info in self._inner.infos(sample))
         return tuple(
-            ItemInfo(sample=sample, index=item.number, modality=item.modality, size=item.size) for item in known.items
+            ItemInfo(sample=sample, index=item.number, modality=item.modality, size=item.size, role=item.role)
+            for item in known.items
         )
 
     def _of_index(self, sample: int) -> SampleSize | None:

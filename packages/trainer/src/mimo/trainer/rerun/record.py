@@ -11,13 +11,13 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, get_args
+from typing import Any, cast, get_args
 
 import attrs
 import torch
 from torch import Tensor
 
-from mimo.hooks import CheckpointError, ItemInfo, RunError
+from mimo.hooks import CheckpointError, ItemInfo, ItemRole, RunError
 from mimo.trainer.batch.saved_samples import KeptSamples
 from mimo.trainer.step.probe import Computation, Kind
 
@@ -72,7 +72,7 @@ class RankRecord:
                     if (weights := kept.weights(number)) is None
                     else arrays.add(torch.tensor(weights, dtype=torch.float64)),
                     "ends": kept.ends(number),
-                    "items": [[info.index, info.modality, list(info.size)] for info in kept.infos(number)],
+                    "items": [[info.index, info.modality, list(info.size), info.role] for info in kept.infos(number)],
                 }
                 for number in dict.fromkeys(kept.numbers)
                 if number in kept.kept_tokens
@@ -156,8 +156,8 @@ def _read(data: Tensor) -> RankRecord:
         kept.kept_ends[number] = None if ends is None else _integers(ends)
         kept.kept_places[number] = str(sample["where"])
         kept.kept_infos[number] = tuple(
-            ItemInfo(sample=number, index=int(index), modality=str(modality), size=_integers(size))
-            for index, modality, size in sample["items"]
+            ItemInfo(sample=number, index=int(index), modality=str(modality), size=_integers(size), role=_role(*role))
+            for index, modality, size, *role in sample["items"]
         )
     for module, number, index, item in text["prepared"]:
         kept.items[str(module), int(number), int(index)] = {name: arrays[at] for name, at in item.items()}
@@ -169,6 +169,13 @@ def _read(data: Tensor) -> RankRecord:
         generators={name: arrays[at] for name, at in text["generators"].items()},
         buffers={name: arrays[at] for name, at in text["buffers"].items()},
     )
+
+
+def _role(role: Any = "") -> ItemRole:
+    """Return an item's role; a record of an earlier version has none."""
+    if role not in get_args(ItemRole):
+        raise ValueError(f"{role!r} is no role")
+    return cast("ItemRole", role)
 
 
 def _array(entry: Mapping[str, Any], body: Tensor) -> Tensor:

@@ -81,6 +81,7 @@ def examine(
                     size=tuple(info.size),
                     rows=kept[key] if key in kept else rows_of(rules, info.modality, tuple(info.size)),
                     kept=key in kept,
+                    role=info.role,
                 )
                 for info in infos
                 for key in [(info.modality, info.index)]
