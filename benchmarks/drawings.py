@@ -78,7 +78,7 @@ def sheet(drawn: Pictures, unseen: Pictures, labels: NDArray[np.int64]) -> Image
     return found
 
 
-def judge(drawn: Pictures) -> Found:
+def compare(drawn: Pictures) -> Found:
     """Return how drawings [10, each, 64] compare with real digits."""
     (known, labels), (unseen, truth) = real("train"), real("evaluation")
     reader = SVC(gamma=0.05).fit(known, labels)
@@ -114,7 +114,7 @@ def main() -> None:
         drawn = draw(run, options.drawings // len(NAMES), tuple(options.overrides))
     if options.sheet is not None:
         sheet(drawn, *real("evaluation")).save(options.sheet)
-    report("drawings", [judge(drawn)], rounds=1)
+    report("drawings", [compare(drawn)], rounds=1)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ ROWS: Mapping[str, Mapping[str, Any]] = {
     "before": {},
     "own": {"config": {"reads": "own", "rows": 3}},
 }
-Written = list[tuple[str, int, str, tuple[tuple[str, tuple[int, int], list[int]], ...]]]
+Plain = list[tuple[str, int, str, tuple[tuple[str, tuple[int, int], list[int]], ...]]]
 
 
 def _settings(reads: str, *, sees: bool, **language: Any) -> Table:
@@ -38,7 +38,7 @@ def _plain(answer: Answer) -> Any:
     return answer.text, answer.tokens, answer.ended, items
 
 
-def _write(rank: int, settings: Table, tp: int, batch: int, use_cache: bool) -> Written:
+def _write(rank: int, settings: Table, tp: int, batch: int, use_cache: bool) -> Plain:
     """Return what is written after each prompt."""
     for keys in settings["modules"].values():
         keys["ranks"] = list(range(tp))
