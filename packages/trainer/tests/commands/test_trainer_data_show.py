@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from typing import Any
 
+import attrs
 import pytest
 from PIL import Image
 from rich.console import Console
 
-from mimo.data import Dataset, MadeItem, SampleLayout, lay_out
+from mimo.data import DATASETS
+from mimo.model import EncoderSpec, GeneratorSpec, Reads
 from mimo.trainer.commands.main import run
 from mimo.trainer.commands.tables.sample import show_sample
+from mimo.trainer.config.plugin_kinds import find_installed
 from mimo.trainer.config.toml import read_settings
-from mimo.trainer.job.job import Job
 from mimo.trainer.resolving.resolve import resolve
 
 SETTINGS = """
@@ -33,11 +36,14 @@ plugin = "decoder"
 ranks = [0]
 config = {{ hidden = 16, layers = 1, heads = 2, intermediate = 16 }}
 """
-VISION = """
+DRAWS = """
 [modules.vision]
-plugin = "vit"
+plugin = "eye"
 ranks = [0]
-config = {{ width = 16, layers = 1, heads = 2, patch = 4 }}
+[modules.drawer]
+plugin = "pen"
+fed_by = "language"
+ranks = [0]
 """
 TURNS = [{"role": "user", "content": "Sure?"}, {"role": "assistant", "content": "Yes [1].\u001b[2J"}]
 
@@ -78,24 +84,58 @@ def test_trainer_data_show_of_a_text_and_its_ids(file: str, capsys: pytest.Captu
     )
 
 
-def drawn(folder: Path, monkeypatch: pytest.MonkeyPatch, made: MadeItem, text: str, role: str) -> list[tuple[str, str]]:
-    """Return the lines on a sample of a model that reads pictures and makes them, each behind its first colour."""
+@attrs.frozen(kw_only=True)
+class NoConfig:
+    pass
 
-    def lay_out_both(job: Job, dataset: Dataset, sample: int) -> SampleLayout:
-        rows = {"image": lambda size: size[0] // 2}
-        return lay_out(dataset, sample, tokenizer=job.tokenizer, rows=rows, max_tokens=99, made={"image": made})
+
+def _unused(*_arguments: Any) -> Any:
+    raise AssertionError(_arguments)
+
+
+def _measure(picture: Image.Image) -> tuple[int, int]:
+    return picture.height, picture.width
+
+
+EYE = EncoderSpec(
+    name="eye",
+    config=NoConfig,
+    measure=_measure,
+    rows=lambda _config, size: size[0] // 2,
+    prepare=_unused,
+    build=_unused,
+    parts={"all": ("all",)},
+)
+
+
+def drawn(folder: Path, text: str, role: str, *, rows: int = 1, reads: Reads = "before") -> list[tuple[str, str]]:
+    """Return the lines on a sample of a model that reads pictures and makes them, each behind its first colour."""
+    pen = GeneratorSpec(
+        name="pen",
+        config=NoConfig,
+        measure=_measure,
+        targets=_unused,
+        prepare=_unused,
+        build=_unused,
+        parts={"all": ("all",)},
+        rows=lambda _config: rows,
+        reads=lambda _config: reads,
+    )
+
+    def find(kind: Any, name: str, where: str) -> Any:
+        return {"eye": EYE, "pen": pen}.get(name) or find_installed(kind, name, where)
 
     Image.new("L", (8, 8)).save(folder / "a.png")
     record = {"text": text, "images": ["a.png"], "roles": {"image": [role]}, "weight": 0.5}
     (folder / "train.jsonl").write_text(f"{json.dumps(record)}\n")
     path = folder / "draw.toml"
-    path.write_text((SETTINGS + VISION).format(folder=folder))
-    job = resolve(read_settings(path))
-    assert job.train is not None
-    monkeypatch.setattr(Job, "lay_out", lay_out_both)
+    path.write_text((SETTINGS + DRAWS).format(folder=folder))
+    job = resolve(read_settings(path), find=find, purpose="import")
+    dataset = find(DATASETS, "jsonl", "")
     console = Console(force_terminal=True, color_system="standard", width=200)
+    train = dataset.open(dataset.config(path=str(folder / "train.jsonl")), job.tokenizer, "train")
     with console.capture() as shown:
-        for part in show_sample(job, job.train, 0, ids=False):
+        for part in show_sample(job, train, 0, ids=False):
             console.print(part)
     colour = re.compile(r"\x1b\[([0-9;]*)m")
     lines = shown.get().splitlines()
@@ -106,9 +146,9 @@ READ, LEARNT, ITEM = "", "1;32", "36"
 """Colours."""
 
 
-def test_trainer_data_show_of_an_item_that_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trainer_data_show_of_an_item_that_is_made(tmp_path: Path) -> None:
     """Its line says from which tokens it is made, and is learnt with all rows of its placeholder."""
-    (_, first), _, *lines = drawn(tmp_path, monkeypatch, MadeItem(rows=3), "ab<image>c", "output")
+    (_, first), _, *lines = drawn(tmp_path, "ab<image>c", "output", rows=3)
     assert "7 tokens, 4 learnt, 1 items in 0 rows, 1 of them made; sizes" in first
     assert lines == [
         (READ, "0 read a"),
@@ -116,17 +156,16 @@ def test_trainer_data_show_of_an_item_that_is_made(tmp_path: Path, monkeypatch: 
         (LEARNT, "2-4 image 0.5 8 x 8: made from 0-1"),
         (LEARNT, "5-6 learnt 0.5 c"),
     ]
-    _, _, first_line, *_ = drawn(tmp_path, monkeypatch, MadeItem(), "<image>c", "output")
+    _, _, first_line, *_ = drawn(tmp_path, "<image>c", "output")
     assert first_line == (ITEM, "0 image 8 x 8: made from nothing")
 
 
-def test_trainer_data_show_of_items_that_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trainer_data_show_of_items_that_are_read(tmp_path: Path) -> None:
     """They have rows, which nobody learns; one that is both has what calls for it first, here what it is made from."""
-    own = MadeItem(rows=2, reads_own=True)
-    (_, first), _, *lines = drawn(tmp_path, monkeypatch, own, "a<image>", "input")
+    (_, first), _, *lines = drawn(tmp_path, "a<image>", "input", rows=2, reads="own")
     assert "6 tokens, 1 learnt, 1 items in 4 rows; sizes" in first
     assert lines == [(READ, "0 read a"), (ITEM, "1-4 image 8 x 8: 4 rows"), (LEARNT, "5 learnt 0.5")]
-    (_, first), _, *lines = drawn(tmp_path, monkeypatch, own, "a<image>", "both")
+    (_, first), _, *lines = drawn(tmp_path, "a<image>", "both", rows=2, reads="own")
     assert "8 tokens, 2 learnt, 1 items in 4 rows, 1 of them made; sizes" in first
     assert lines == [
         (READ, "0 read a"),
