@@ -91,3 +91,17 @@ def test_a_teacher_may_come_from_a_published_folder(student: Path, tmp_path: Pat
     assert "teacher as LlamaForCausalLM" in here(*words).printed
     here("checkpoint", "import-hf", f"teacher={folder}", "--out", out, "--config", ROOT / EXAMPLE)
     assert "teacher.head.weight" in here("checkpoint", "inspect", out).printed
+
+
+@pytest.mark.parametrize(
+    ("word", "text"),
+    [
+        ("--seed=3", "--seed: expected a --temperature above 0 beside it, got 0"),
+        ("--made=made", "--made: expected a model that makes items, got one that writes text alone. Leave it out."),
+    ],
+)
+def test_what_only_a_model_that_draws_uses_is_refused(student: Path, word: str, text: str) -> None:
+    """Of one that writes the likeliest text alone nothing is drawn, nor saved."""
+    ended = mimo("generate", student, "--text", "the digit", word)
+    assert ended.code == 2
+    assert text in ended.err

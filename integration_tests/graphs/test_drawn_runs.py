@@ -86,6 +86,12 @@ def test_answers_of_a_file_name_their_pictures(drawn: Path, tmp_path: Path) -> N
     assert len(line["items"]) == len(answers[0]["items"])
 
 
+def test_noise_may_be_seeded_where_text_is_the_likeliest(drawn: Path, tmp_path: Path) -> None:
+    """As a model that makes pictures draws in any case."""
+    ended = mimo("generate", drawn, "--text", "draw one", "--seed", "3", "--max-tokens", "2")
+    assert (ended.code, ended.err) == (0, "")
+
+
 @pytest.mark.parametrize("words", [("--text", "draw one"), ("--text", "draw one", "--json")])
 def test_a_folder_that_is_there_is_refused(drawn: Path, tmp_path: Path, words: tuple[str, ...]) -> None:
     """Nothing is written over."""
