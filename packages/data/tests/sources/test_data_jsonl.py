@@ -319,7 +319,7 @@ def test_data_jsonl_refuses_line(tmp_path: Path, line: Any, message: str) -> Non
     ],
 )
 def test_data_jsonl_refuses_roles(tmp_path: Path, roles: Any, message: str) -> None:
-    """With file, line and the place in the record, by tokens and infos alike."""
+    """With file, line and the place in the record, by tokens and by infos."""
     path = write(tmp_path, {"text": "<image><image>", "images": ["a.png", "b.png"], "roles": roles})
     dataset = opened(path)
     for use in (dataset.tokens, dataset.infos):

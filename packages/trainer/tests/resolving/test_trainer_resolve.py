@@ -299,7 +299,10 @@ def test_a_frozen_part_decides_which_stages_train_and_which_edges_carry_gradient
         (["modules.vision.batch_factor=0"], "modules.vision.batch_factor: expected 1 or more, got 0"),
         (
             ["modules.language.batch_factor=2"],
-            "modules.language.batch_factor: expected 1, as only passes of encoders serve several microbatches, got 2",
+            (
+                "modules.language.batch_factor: expected 1, as only passes of encoders and generators serve several "
+                "microbatches, got 2"
+            ),
         ),
         (
             ["modules.language.prefetch=true"],

@@ -178,7 +178,10 @@ REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
     ),
     "passes for several": (
         table(("teacher.batch_factor", 2)),
-        "modules.teacher.batch_factor: expected 1, as only passes of encoders serve several microbatches, got 2.",
+        (
+            "modules.teacher.batch_factor: expected 1, as only passes of encoders and generators serve several "
+            "microbatches, got 2."
+        ),
     ),
     "feeding an encoder": (
         table(vision=VISION, eye={**EYE, "feeds": "vision"}),

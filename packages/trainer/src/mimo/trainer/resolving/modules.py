@@ -118,7 +118,7 @@ def _check_language_keys(where: str, table: ModuleSettings) -> None:
     if table.batch_factor != 1:
         raise ConfigError(
             f"{where}.batch_factor",
-            expected="1, as only passes of encoders serve several microbatches",
+            expected="1, as only passes of encoders and generators serve several microbatches",
             got=repr(table.batch_factor),
             fix="Set run.micro_batch to change what the language model takes at once.",
         )
