@@ -78,6 +78,36 @@ def test_schedules_draw_the_same(schedule: str, oracle: Oracle) -> None:
     assert oracle.check(scheduled(table(modules, microbatches=4, roles=ROLES), schedule)) == ""
 
 
+LENSES: dict[str, Modules] = {
+    "elsewhere": {"vision": on(0, 0), "lens": on(3, 3), "language": on(0, 1), "drawer": drawer(1, 2)},
+    "lanes": {"vision": on(0, 1), "lens": on(0, 2), "language": on(1, 1), "drawer": drawer(1, 2, batch_factor=2)},
+    "tp2 cp2": {
+        "vision": on(0, 0),
+        "lens": on(0, 3, cp=2, tp=2, **SP),
+        "language": on(0, 1, cp=2),
+        "drawer": drawer(2, 3),
+    },
+    "pp2": {
+        "vision": on(0, 0),
+        "lens": on(1, 2, pp=2, batch_factor=2),
+        "language": on(0, 1, pp=2),
+        "drawer": drawer(1, 1),
+    },
+}
+"""An encoder of the generator's own beside that of the language model."""
+
+
+@pytest.mark.parametrize("layout", LENSES)
+def test_generators_see_what_stands_before(layout: str, oracle: Oracle) -> None:
+    """An encoder's rows of the items before it go to each item that is made, wherever both lie."""
+    modules = {
+        name: {**keys, **({"feeds": "drawer"} if name == "lens" else {})} for name, keys in LENSES[layout].items()
+    }
+    config = {"patch": 1, "channels": 1, "width": 24, "layers": 2, "heads": 6, "intermediate": 37}
+    modules["lens"]["config"] = config
+    assert oracle.check(table(modules, microbatches=2, pictures="many", roles=ROLES)) == ""
+
+
 JOINT: Modules = {
     "vision": on(0, 1),
     "glyph": on(2, 2),

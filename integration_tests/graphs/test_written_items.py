@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import pytest
@@ -23,10 +23,10 @@ ROWS: Mapping[str, Mapping[str, Any]] = {
 Plain = list[tuple[str, int, str, tuple[tuple[str, tuple[int, int], list[int]], ...]]]
 
 
-def _settings(reads: str, *, sees: bool, **language: Any) -> Table:
-    """Return settings of a language model that draws, and perhaps sees."""
+def _settings(reads: str, encoders: Collection[str] = (), **language: Any) -> Table:
+    """Return settings of a language model that draws, and perhaps sees, as its generator may by a lens of its own."""
     modules: dict[str, dict[str, Any]] = {"language": {"ranks": [0], **language}}
-    modules |= {"vision": {"ranks": [0]}} if sees else {}
+    modules |= {name: {"ranks": [0], "feeds": "drawer" if name == "lens" else "language"} for name in encoders}
     modules["drawer"] = {"ranks": [0], "fed_by": "language", **ROWS[reads]}
     settings = alone(table(modules, seed=4))
     settings["run"] |= {"global_batch": 1, "micro_batch": 1}
@@ -45,15 +45,20 @@ def _write(rank: int, settings: Table, tp: int, batch: int, use_cache: bool) -> 
     settings["modules"]["language"]["tp"] = tp
     job = resolve(read_settings(settings), purpose="generate", find=find)
     trainer = Trainer(job, rank=rank, device=CPU)
+    for lens in (program.part.module for program in trainer.programs if program.module.name == "lens"):
+        for weight in lens.get_submodule("projector").parameters():
+            weight.data.mul_(100)  # so that what it sees shows in a picture's few levels
     answers = generate_many(trainer, PROMPTS, max_tokens=20, batch=batch, sampling=SAMPLING, use_cache=use_cache)
     return [_plain(answer) for answer in answers]
 
 
-@pytest.mark.parametrize("sees", [False, True])
-@pytest.mark.parametrize("reads", ROWS)
-def test_items_are_made_the_same_however_sequences_are_read(reads: str, sees: bool, pool: Pool) -> None:
+@pytest.mark.parametrize(
+    ("reads", "encoders"),
+    [("before", ()), ("own", ()), ("own", ("vision",)), ("before", ("vision", "lens"))],
+)
+def test_items_are_made_the_same_however_sequences_are_read(reads: str, encoders: Collection[str], pool: Pool) -> None:
     """Alone or several at once, with a cache or without, on one rank or split; some prompt calls for two or more."""
-    settings = _settings(reads, sees=sees)
+    settings = _settings(reads, encoders)
     (truth,) = pool.run(1, _write, settings, 1, 1, True)
     counts = [len(items) for *_, items in truth]
     assert max(counts) > 1
@@ -70,12 +75,23 @@ def test_items_are_made_the_same_however_sequences_are_read(reads: str, sees: bo
 
 def test_pictures_are_read_back_where_the_model_sees(pool: Pool) -> None:
     """What follows a picture depends on it only then; the text before it does not."""
-    (blind,), (sees,) = (pool.run(1, _write, _settings("before", sees=one), 1, 1, True) for one in (False, True))
+    (blind,), (sees,) = (pool.run(1, _write, _settings("before", one), 1, 1, True) for one in ((), ("vision",)))
     texts = [(one[0].split(), other[0].split()) for one, other in zip(blind, sees, strict=True)]
     assert all(
         one[: one.index("<image>") + 1] == other[: one.index("<image>") + 1] for one, other in texts if "<image>" in one
     )
     assert any(one != other for one, other in texts)
+
+
+def test_generators_see_by_a_lens_what_was_made_before(pool: Pool) -> None:
+    """The first picture has nothing before it and is the same without a lens; a later one may be another."""
+    (without,), (shown,) = (
+        pool.run(1, _write, _settings("before", one), 1, 1, True) for one in (("vision",), ("vision", "lens"))
+    )
+    pairs = [(one[3], other[3]) for one, other in zip(without, shown, strict=True) if one[3]]
+    assert all(one[0] == other[0] for one, other in pairs)
+    later = [(one[1], other[1]) for one, other in pairs if len(one) > 1 and len(other) > 1]
+    assert any(one != other for one, other in later)
 
 
 def _refused(rank: int, settings: Table) -> str:
@@ -90,13 +106,13 @@ def _refused(rank: int, settings: Table) -> str:
 
 def test_layouts_in_which_nothing_is_made_are_refused(pool: Pool) -> None:
     """A generator reads rows where they are."""
-    settings = _settings("before", sees=False)
+    settings = _settings("before")
     settings["modules"]["language"] |= {"ranks": [0, 1], "pp": 2}
     (message, _) = pool.run(2, _refused, settings)
     assert message.startswith(
         "modules.language: expected pp = 1, as modules.drawer makes items of its rows, got ranks [0, 1]"
     )
-    settings = _settings("before", sees=False)
+    settings = _settings("before")
     settings["modules"]["language"] |= {"ranks": [0, 1], "tp": 2}
     (message, _) = pool.run(2, _refused, settings)
     assert message.startswith(

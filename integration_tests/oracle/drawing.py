@@ -30,6 +30,8 @@ ENCODERS: Mapping[str, Sequence[Mapping[str, Any]]] = {
 TEACHERS = ("teacher", "tutor")
 GENERATORS: Mapping[str, str] = {"drawer": "vision", "scribe": "glyph"}
 """And which encoder reads what they make, if the model has it."""
+NOUNS: Mapping[str, str] = {"drawer": "image", "scribe": "glyph"}
+"""What they make."""
 SKETCHES: Sequence[Mapping[str, Any]] = ({}, {"reads": "own"}, {"reads": "own", "rows": 3}, {"rows": 2})
 FLOW: Mapping[str, Any] = {
     "height": 4,
@@ -74,6 +76,9 @@ def draw(rng: random.Random, *, world: int = 8) -> Table:
     config = _draw_language(rng, language)
     made = rng.sample(list(GENERATORS), rng.choice((0, 0, 0, 1, 1, 2)))
     modules |= {name: _draw_generator(rng, language["ranks"], world) for name in made}
+    for name in made:
+        if GENERATORS[name] in names and rng.random() < 0.4:
+            modules[f"lens_of_{name}"] = _draw_lens(rng, name, language["ranks"], world)
     settings = table(
         {**modules, "language": language},
         roles=_draw_roles(rng, modules, made),
@@ -146,8 +151,7 @@ def _draw_roles(
     rng: random.Random, modules: Mapping[str, Mapping[str, Any]], made: Sequence[str]
 ) -> Mapping[str, Sequence[str]]:
     """Draw by modality what roles items have that generators make; teachers see none of what their students do."""
-    names = {"drawer": "image", "scribe": "glyph"}
-    return {names[name]: rng.choice(ROLES) for name in made if GENERATORS[name] in modules}
+    return {NOUNS[name]: rng.choice(ROLES) for name in made if GENERATORS[name] in modules}
 
 
 def _draw_eye(
@@ -158,6 +162,12 @@ def _draw_eye(
     drawn = {key: value for key, value in _draw_encoder(rng, "vision", language, world).items() if key not in keys}
     drawn = {key: value for key, value in drawn.items() if key not in {"plugin", "config"}}
     return {**drawn, **keys, "feeds": teacher, "modality": "image", "prefetch": rng.random() < 0.5}
+
+
+def _draw_lens(rng: random.Random, generator: str, language: Sequence[int], world: int) -> dict[str, Any]:
+    """Draw where a generator's own encoder lies, of a kind of its own."""
+    drawn = _draw_encoder(rng, GENERATORS[generator], language, world)
+    return {**drawn, "feeds": generator, "modality": NOUNS[generator]}
 
 
 def _draw_encoder(rng: random.Random, name: str, language: Sequence[int], world: int) -> dict[str, Any]:
@@ -262,6 +272,8 @@ def _draw_training(rng: random.Random, settings: Table) -> None:
         frozen = _draw_frozen(rng, module)
         if rng.random() < 0.35:
             keys["lora"] = _draw_lora(rng, module)
+            if module.spec.name == "sketch":  # which says of no row what it is
+                keys["lora"]["dropout"] = 0.0
             frozen = rng.choice(({}, {}, {"frozen": False}, frozen))
         elif rng.random() < 0.6:
             frozen = {}

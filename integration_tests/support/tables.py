@@ -168,7 +168,7 @@ def _least_of_h2(keys: Mapping[str, Any]) -> int:
 
 
 def _modality(module: str) -> str:
-    return {"vision": "image", "drawer": "image", "scribe": "glyph"}.get(module, module)
+    return {"vision": "image", "lens": "image", "drawer": "image", "scribe": "glyph"}.get(module, module)
 
 
 def lanes_of(keys: Mapping[str, Any]) -> int:

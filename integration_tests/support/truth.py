@@ -19,7 +19,7 @@ from safetensors.torch import save_file
 from tables import STEPS, Table
 from torch import Tensor, nn
 
-from mimo.data import Dataset, SampleOrder, pack, weights_of
+from mimo.data import Dataset, SampleLayout, SampleOrder, pack, weights_of
 from mimo.model import LanguageModelSpec
 from mimo.model.runtime import (
     Choices,
@@ -181,10 +181,11 @@ def rows_of_all(
     device: torch.device,
     dtype: torch.dtype,
 ) -> dict[str, Tensor]:
-    """Return the rows of each encoder that has something to encode; see `rows_of`."""
+    """Return the rows of each encoder of a language model that has something to encode; see `rows_of`."""
     rows = {
         module.name: rows_of(batch, module, parts[module.name], broken, key, device=device, dtype=dtype)
         for module in job.encoders
+        if job.generator_of(module) is None
     }
     return {name: made for name, made in rows.items() if made is not None}
 
@@ -318,7 +319,16 @@ def made_by_hand(
                 if any((layout.sample, one.info.index) in broken for one in layout.items):
                     continue
                 given = [{name: x.to(hidden) for name, x in batch.prepare_one(module, 0, number).items()}]
-                rows = hidden[first + span[0] : first + span[1]]
+                rows = torch.cat(
+                    [
+                        *(
+                            row
+                            for lens in job.encoders_of(module)
+                            for row in shown_by_hand(batch, layout, start, lens, parts[lens.name], key)
+                        ),
+                        hidden[first + span[0] : first + span[1]],
+                    ]
+                )
                 keys = item_keys(key, [layout.sample], [item.info.index])
                 with parts[module.name].drawing(items=keys):
                     losses.append(parts[module.name].target_losses(given, rows, [(0, len(rows))], keys))
@@ -327,6 +337,21 @@ def made_by_hand(
         every += len(found) if module.loss_weight else 0  # what is only reported is nothing to learn from
         total = total + module.loss_weight * found.sum() / max(len(found), 1)
     return total, every
+
+
+def shown_by_hand(
+    batch: Microbatch, layout: SampleLayout, stop: int, module: JobModule, part: Part, key: Tensor
+) -> Iterator[Tensor]:
+    """Yield the rows that a generator's own encoder makes of each item of a sample before a position, read alone."""
+    numbers = {(item.info.sample, item.info.index): number for number, item in enumerate(batch.items(module, 0))}
+    for item in layout.items:
+        if item.info.modality != module.modality or not item.runs or item.runs[-1][1] > stop:
+            continue
+        weight = next(part.module.parameters())
+        prepared = batch.prepare_one(module, 0, numbers[item.info.sample, item.info.index])
+        given = {name: x.to(weight) if x.is_floating_point() else x for name, x in prepared.items()}
+        with part.drawing(items=item_keys(key, [item.info.sample], [item.info.index])):
+            yield part.encode([given], [item.info.size])
 
 
 def _buckets(logits: Tensor, ids: Tensor) -> Tensor:

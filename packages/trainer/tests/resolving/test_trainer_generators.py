@@ -113,6 +113,20 @@ def test_a_modality_may_be_read_and_made() -> None:
     assert job.graph.order.index("vision") < job.graph.order.index("language") < job.graph.order.index("drawer")
 
 
+def test_an_encoder_may_feed_a_generator() -> None:
+    """Beside one that reads the same for the language model; its rows are as wide as that one's."""
+    job = job_of(table(vision={"plugin": "eye", "ranks": "0"}, lens={"plugin": "eye", "ranks": "1", "feeds": "drawer"}))
+    (drawer,), lens = job.generators, job.module("lens")
+    assert [edge.source.module for edge in job.graph.inputs(StageId("drawer", 0))] == ["language", "lens"]
+    assert job.generator_of(lens) is drawer
+    assert job.generator_of(job.module("vision")) is None
+    assert job.encoders_of(drawer) == (lens,)
+    (edge,) = job.graph.outputs(StageId("lens", 0))
+    assert job.carried_by(edge) is lens
+    assert job.width(edge) == 8
+    assert not lens.is_of_teacher
+
+
 def test_generators_stay_while_the_language_model_writes() -> None:
     """As it may call for what they make."""
     job = job_of(table(language={**LANGUAGE, "ranks": "0", "pp": 1}, drawer={**DRAWER, "ranks": "0"}), "generate")
@@ -124,7 +138,10 @@ def test_generators_stay_while_the_language_model_writes() -> None:
 REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
     "fed by another": (
         table(drawer={**DRAWER, "fed_by": "vision"}),
-        "modules.drawer.fed_by: expected 'language', as only its rows feed generators, got 'vision'",
+        (
+            "modules.drawer.fed_by: expected 'language', whose rows feed all generators, got 'vision'. Where an "
+            'encoder is to feed it too, set feeds = "drawer" in that one\'s table.'
+        ),
     ),
     "the language model itself": (
         table(language={**LANGUAGE, "fed_by": "language"}),
@@ -166,6 +183,20 @@ REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
     "two of a modality": (
         table(other={**DRAWER, "ranks": "0"}),
         "modules.other.modality: expected a modality that no other module makes, got 'image', which drawer makes.",
+    ),
+    "an encoder of nobody": (
+        table(lens={"plugin": "eye", "ranks": "0", "feeds": "artist"}),
+        (
+            "modules.lens.feeds: expected 'language', a teacher (a module with a table distil), or a generator (one "
+            "with fed_by): drawer, got 'artist'"
+        ),
+    ),
+    "an encoder of what the language model doesn't read": (
+        table(lens={"plugin": "eye", "ranks": "0", "feeds": "drawer"}),
+        (
+            "modules.lens.modality: expected one that modules.language reads too, as all are shown the same samples, "
+            "got 'image'. Add an encoder of it with feeds = \"language\"."
+        ),
     ),
     "no placeholder": (table(tokenizer="mute"), "tokenizer.placeholders: expected one for 'image', got none"),
 }

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-SECONDS = 180
+SECONDS = 280
 """Longest that one call may take."""
 
 

@@ -25,7 +25,7 @@ from mimo.trainer.cost.step_sizes import check_placed
 from mimo.trainer.items.handed_on import decoder_of, is_handed_on
 from mimo.trainer.items.prepared import Item, ItemAhead, Prepare, blank_item, prepare_item
 from mimo.trainer.job.job import Job, JobModule
-from mimo.trainer.job.taught import fed_rows, is_read, is_taught, rows_of, taught_rows
+from mimo.trainer.job.taught import fed_rows, feeding_spans, is_read, is_taught, own_items, rows_of, taught_rows
 
 
 class Microbatch:
@@ -143,16 +143,19 @@ class Microbatch:
         made = [at for at, layout in enumerate(self.layouts) if layout.made(generator.modality)]
         return tuple(made[number] for number in self.item_owners(generator).span(lane))
 
-    def fed_spans(self, generator: JobModule, lane: int) -> tuple[list[tuple[int, int]], int]:
-        """Return begin and end of the rows of each item in all that a lane of a generator is sent, and their number."""
+    def fed_spans(self, generator: JobModule, source: JobModule, lane: int) -> tuple[list[tuple[int, int]], int]:
+        """Return of each item of a lane of a generator which rows it is made from, and the number of all.
+
+        Args:
+            generator: which.
+            source: what feeds it: the spans lie in all rows that this sends to the lane.
+            lane: of the generator.
+        """
         spans, first = list[tuple[int, int]](), 0
         for position in self.made_samples(generator, lane):
-            before = [0, *np.cumsum(fed_rows(generator, self.layouts[position])).tolist()]
-            for item in self.layouts[position].made(generator.modality):
-                assert item.made_from is not None
-                start, stop = item.made_from
-                spans.append((first + before[start], first + before[stop]))
-            first += before[-1]
+            own, rows = feeding_spans(self._job, generator, source, self.layouts[position])
+            spans += [(first + start, first + stop) for start, stop in own]
+            first += rows
         return spans, first
 
     def prepare(self, module: JobModule, lane: int) -> list[Item]:
@@ -325,8 +328,7 @@ class Microbatch:
             self._items[module.name] = tuple(
                 (position, item)
                 for position, layout in enumerate(self.layouts)
-                if is_read(self._job, module, layout)
-                for item in (layout.made if module.is_generator else layout.items_of)(module.modality)
+                for item in own_items(self._job, module, layout)
             )
         return self._items[module.name]
 

@@ -285,7 +285,7 @@ class ModuleSettings:
         default=1.0,
         validator=[from_zero()],
     )
-    feeds: str = setting("language model that takes an encoder's rows: language, or a teacher", default=LANGUAGE)
+    feeds: str = setting("what takes an encoder's rows: language, a teacher, or a generator", default=LANGUAGE)
     fed_by: str = setting("makes the module a generator, of items from the rows of language", default="")
     modality: str = setting("what an encoder reads or a generator makes; empty: the plugin's", default="")
     config: Mapping[str, Any] = setting("settings of the plugin", default=attrs.Factory(dict))

@@ -117,6 +117,8 @@ class SampleCosts:
     def _items_of(self, module: JobModule, sizes: StepSizes) -> ItemSizes:
         """Return what a module that feeds another one reads; of samples the sizes are lengths and labels."""
         if module.distil is None:
+            if module.name in sizes.shown:
+                return sizes.shown[module.name]
             found = sizes.items[module.modality]
             if module.feeds == LANGUAGE:
                 return found
@@ -186,7 +188,7 @@ class SampleCosts:
             found = module_operations(self._job, module.name, stats)
             total = found.forward + found.backward + found.repeated
         elif isinstance(module.spec, EncoderSpec):
-            rows = sum(module.spec.rows(module.config, size) for size in stats.sizes[module.modality])
+            rows = sum(module.spec.rows(module.config, size) for size in stats.sizes_of(module))
             return rows * self._length(1, self._job.language)
         else:
             total = float(sum(stats.of_module(module).lengths))
@@ -206,7 +208,7 @@ def _can_differ(job: Job) -> bool:
 def _homes(job: Job, module: JobModule) -> tuple[tuple[int, ...], ...]:
     """Return for each language lane the lanes of a module whose last stage shares a rank with the stage it feeds.
 
-    What feeds a teacher feeds no language lane.
+    What feeds a teacher or a generator feeds no language lane.
     """
     if module.feeds != LANGUAGE:
         return ((),) * job.language.grid.dp

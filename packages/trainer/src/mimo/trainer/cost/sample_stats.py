@@ -9,8 +9,9 @@ import numpy as np
 
 from mimo.data import Dataset, SampleLayout
 from mimo.hooks import DataError
+from mimo.trainer.config.settings import LANGUAGE
 from mimo.trainer.job.job import Job, JobModule
-from mimo.trainer.job.taught import fed_rows, is_taught
+from mimo.trainer.job.taught import feeding_spans, is_taught, own_items
 
 _SAMPLES = 32
 
@@ -21,8 +22,8 @@ class MadeStats:
 
     Args:
         sizes: of the items.
-        rows: from how many rows of the language model each is made.
-        sent: how many rows it is sent for all of them.
+        rows: from how many rows each is made.
+        sent: how many rows it is sent for all of them by the language model.
     """
 
     sizes: tuple[tuple[int, ...], ...] = ()
@@ -30,14 +31,18 @@ class MadeStats:
     sent: int = 0
 
     @classmethod
-    def of(cls, generator: JobModule, layouts: Sequence[SampleLayout]) -> MadeStats:
+    def of(cls, job: Job, generator: JobModule, layouts: Sequence[SampleLayout]) -> MadeStats:
         """Return that of samples."""
-        items = [item for layout in layouts for item in layout.made(generator.modality)]
-        spans = [item.made_from or (0, 0) for item in items]
+        made = [layout for layout in layouts if layout.made(generator.modality)]
+        fed = {
+            source.name: [feeding_spans(job, generator, source, layout) for layout in made]
+            for source in (job.language, *job.encoders_of(generator))
+        }
+        counts = [[stop - start for spans, _ in samples for start, stop in spans] for samples in fed.values()]
         return cls(
-            sizes=tuple(item.info.size for item in items),
-            rows=tuple(stop - start for start, stop in spans),
-            sent=sum(int(np.count_nonzero(fed_rows(generator, layout))) for layout in layouts),
+            sizes=tuple(item.info.size for layout in made for item in layout.made(generator.modality)),
+            rows=tuple(map(sum, zip(*counts, strict=True))),
+            sent=sum(rows for _, rows in fed[job.language.name]),
         )
 
 
@@ -49,6 +54,7 @@ class SampleStats:
         lengths: rows of each, those of items included.
         labels: number of rows that have labels of a weight other than 0, over all samples.
         sizes: of all their items that are read, by modality.
+        read: of those that an encoder reads which does not feed the language model, by module.
         taught: for each sample whether teachers read it.
         taught_labels: number of the rows that they say something of, over all samples.
         made: what each generator has to make, by module.
@@ -60,6 +66,11 @@ class SampleStats:
     taught: tuple[bool, ...] = ()
     taught_labels: int = 0
     made: Mapping[str, MadeStats] = attrs.field(factory=dict)
+    read: Mapping[str, tuple[tuple[int, ...], ...]] = attrs.field(factory=dict)
+
+    def sizes_of(self, encoder: JobModule) -> tuple[tuple[int, ...], ...]:
+        """Return the sizes of the items that an encoder reads."""
+        return self.read.get(encoder.name, self.sizes.get(encoder.modality, ()))
 
     def of_module(self, module: JobModule) -> SampleStats:
         """Return what of the samples a module reads: a teacher those alone that it teaches."""
@@ -105,7 +116,12 @@ class SampleStats:
             },
             taught=tuple(taught),
             taught_labels=sum(number for number, own in zip(labels, taught, strict=True) if own),
-            made={generator.name: MadeStats.of(generator, layouts) for generator in job.generators},
+            made={generator.name: MadeStats.of(job, generator, layouts) for generator in job.generators},
+            read={
+                module.name: tuple(item.info.size for layout in layouts for item in own_items(job, module, layout))
+                for module in job.encoders
+                if module.feeds != LANGUAGE
+            },
         )
 
 

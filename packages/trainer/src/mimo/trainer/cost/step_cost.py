@@ -185,7 +185,7 @@ def op_costs(job: Job, stage: StageId, stats: SampleStats) -> Mapping[str, OpCos
     module, cut = job.module(stage.module), job.graph.by_name[stage.module]
     plugin_stage = job.stage(job.built(stage))
     if isinstance(module.spec, EncoderSpec):
-        sizes = stats.sizes.get(module.modality, ())
+        sizes = stats.sizes_of(module)
         if module.spec.flops is not None:
             costs = module.spec.flops(module.config, job.row_width(module), plugin_stage.pipeline, cut.recompute, sizes)
             return (
@@ -293,7 +293,7 @@ def _rows(job: Job, edge: Edge, source: JobModule, stats: SampleStats) -> int:
         own = stats.of_module(source)
         return own.labels if job.teaches(edge) else sum(own.lengths)
     assert isinstance(source.spec, EncoderSpec), source.name
-    sizes: Sequence[tuple[int, ...]] = stats.sizes.get(source.modality, ())
+    sizes: Sequence[tuple[int, ...]] = stats.sizes_of(source)
     if not job.is_inside(edge):
         return sum(source.spec.rows(source.config, size) for size in sizes)
     return sum(job.message_rows(edge, size) for size in sizes)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from mimo.data import Dataset, PlacedMicrobatch, SampleLayout, SampleSizes, sizes_of
 from mimo.hooks import DataError
 from mimo.trainer.job.job import Job
-from mimo.trainer.job.taught import is_taught, rows_of
+from mimo.trainer.job.taught import is_taught, own_items, rows_of
 
 Whole = NDArray[np.int64]
 _TABLE = 4
@@ -48,12 +48,14 @@ class StepSizes:
         labels: ``[N]`` rows of each that are learned from.
         items: by the modality of an encoder.
         taught: ``[M]`` places in the step of the samples that teachers read.
+        shown: of those that the encoders of generators read, by module.
     """
 
     lengths: Whole
     labels: Whole
     items: Mapping[str, ItemSizes]
     taught: Whole
+    shown: Mapping[str, ItemSizes] = attrs.field(factory=dict)
 
     @classmethod
     def of(cls, job: Job, dataset: Dataset, samples: Sequence[int]) -> StepSizes:
@@ -70,17 +72,22 @@ class StepSizes:
     @classmethod
     def of_layouts(cls, job: Job, layouts: Sequence[SampleLayout]) -> StepSizes:
         """Return the sizes of samples that have been laid out."""
+        shown = {module.name: _Gathered() for module in job.encoders if job.generator_of(module) is not None}
         found = {module.modality: _Gathered() for module in job.encoders}
         for position, layout in enumerate(layouts):
             for item in layout.items:
                 if not item.runs:
                     continue
                 found[item.info.modality].add(position, item.rows, item.info.size)
+            for name, gathered in shown.items():
+                for item in own_items(job, job.module(name), layout):
+                    gathered.add(position, item.rows, item.info.size)
         return cls(
             lengths=np.array([len(layout.tokens) for layout in layouts], dtype=np.int64),
             labels=np.array([np.count_nonzero(layout.targets) for layout in layouts], dtype=np.int64),
             items={modality: own.sizes() for modality, own in found.items()},
             taught=np.flatnonzero([is_taught(job, layout) for layout in layouts if job.teachers]),
+            shown={name: gathered.sizes() for name, gathered in shown.items()},
         )
 
     @classmethod

@@ -23,10 +23,12 @@ from mimo.trainer.decoding.running import Question, Running
 from mimo.trainer.decoding.stages import Stages
 from mimo.trainer.job.job import Job
 from mimo.trainer.job.precision import compute_dtype
+from mimo.trainer.job.taught import own_items
 from mimo.trainer.step.programs.encoder_program import take_rows
 from mimo.trainer.step.programs.generator_program import GeneratorProgram
 from mimo.trainer.step.programs.item_program import on_device
 from mimo.trainer.step.programs.language_program import LanguageProgram, language_batch
+from mimo.trainer.step.programs.program import Program
 from mimo.trainer.step.trainer import Trainer
 
 
@@ -51,6 +53,10 @@ class SequenceReader:
         self._language = language
         names = [module.name for module in trainer.job.encoders_of(trainer.job.language)]
         self._encoders = {name: programs[name] for name in names if name in programs}
+        self._shown = {
+            generator.name: [programs[one.name] for one in trainer.job.encoders_of(generator) if one.name in programs]
+            for generator in trainer.job.generators
+        }
         self._generators = {
             trainer.job.tokenizer.placeholder(program.module.modality): program
             for program in programs.values()
@@ -91,8 +97,9 @@ class SequenceReader:
     def make(self, running: Running, *, seed: int) -> None:
         """Make the item that a sequence's last token calls for, and have the sequence go on from it.
 
-        It is made from the rows of the whole sequence, read once more; noise depends on the seed, the number of the
-        prompt, and which of the sequence's items it is. An encoder of its modality reads it where there is one.
+        It is made from the rows of the whole sequence, read once more, and from those of the generator's own encoders;
+        noise depends on the seed, the number of the prompt, and which of the sequence's items it is. An encoder of its
+        modality reads it where there is one.
 
         Args:
             running: a sequence that is none of those that are held.
@@ -111,7 +118,9 @@ class SequenceReader:
         with self._language.on_compute("forward"):
             hidden = self._language.part.language(batch, rows, None)
         assert item.made_from is not None
-        raw = program.make(hidden[slice(*item.made_from)], seed=seed, prompt=running.question.number, index=index)
+        shown = [self._encode(encoder, [asked]) for encoder in self._shown[program.module.name]]
+        fed = torch.cat([*(one.to(hidden) for one in shown), hidden[slice(*item.made_from)]])
+        raw = program.make(fed, seed=seed, prompt=running.question.number, index=index)
         reader = next((one.module for one in self._encoders.values() if one.module.modality == modality), None)
         if reader is not None:
             info = attrs.evolve(info, size=measured_item(reader, raw), role="both")
@@ -173,7 +182,7 @@ class SequenceReader:
         rows: dict[str, Tensor] = {}
 
         def encode() -> Sequence[int]:
-            rows.update({name: self._encode(name, questions) for name in self._encoders})
+            rows.update({name: self._encode(program, questions) for name, program in self._encoders.items()})
             return ()
 
         if self._job.encoders_of(self._job.language):
@@ -182,12 +191,10 @@ class SequenceReader:
             self._stages.agree(0, 0, encode)()
         return rows
 
-    def _encode(self, name: str, questions: Sequence[Question]) -> Tensor:
+    def _encode(self, program: Program, questions: Sequence[Question]) -> Tensor:
         """Return an encoder's rows of all prompts; each of its lanes makes all of them."""
-        job, program = self._job, self._encoders[name]
-        modality = program.module.modality
-        assert modality is not None
-        pairs = [(question, item) for question in questions for item in question.layout.items_of(modality)]
+        job = self._job
+        pairs = [(one, item) for one in questions for item in own_items(job, program.module, one.layout)]
         given = [
             on_device(prepared_item(program.module, question.dataset, item.info), job, program.device)
             for question, item in pairs

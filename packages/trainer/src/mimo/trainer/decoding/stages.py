@@ -160,7 +160,7 @@ def check_layout(job: Job) -> None:
     first = language.grid.stage_ranks(0)
     on_all = len(language.grid.ranks) == job.world
     _check(job, language, on_all, "a module on each rank that generates, split by pp, tp and ep alone")
-    for module in job.encoders_of(job.language):
+    for module in (one for taker in (job.language, *job.generators) for one in job.encoders_of(taker)):
         expected = (
             f"a module on rank {show_ranks(first)} of the language model's first stage, whole or split by tp alone"
         )

@@ -99,7 +99,8 @@ class JobModule:
         frozen: what is not trained, True for the whole module.
         lora: which of its linears are adapted, by parameters of their own that are trained whatever is frozen.
         modality: what an encoder reads, or a generator makes; empty for language models.
-        feeds: the module that takes its rows; of the language model itself nothing, and empty of a generator.
+        feeds: the module that takes its rows: a language model, or of an encoder a generator; empty of a generator.
+        is_of_teacher: whether it is a teacher, or feeds one: nothing of it is trained, nor drawn at random.
         distil: how it teaches, if it is a teacher.
         loss_weight: of what the language model, a teacher of it, or a generator adds to the loss.
         optimizer: how it is stepped.
@@ -124,16 +125,12 @@ class JobModule:
     modality: str
     optimizer: OptimizerChoice
     feeds: str = LANGUAGE
+    is_of_teacher: bool = False
     distil: Distil | None = None
     loss_weight: float = 1.0
     divided: bool = False
     trains: tuple[bool, ...] = ()
     shares: tuple[Mapping[str, PartShare], ...] = ()
-
-    @property
-    def is_of_teacher(self) -> bool:
-        """Whether it is a teacher, or feeds one: nothing of it is trained, nor drawn at random."""
-        return self.distil is not None or (not self.is_generator and self.feeds != LANGUAGE)
 
     @property
     def is_generator(self) -> bool:
@@ -257,9 +254,13 @@ class Job:
         """The modules that read items."""
         return tuple(module for module in self.modules if isinstance(module.spec, EncoderSpec))
 
-    def encoders_of(self, language: JobModule) -> tuple[JobModule, ...]:
-        """Return the encoders that feed a language model."""
-        return tuple(module for module in self.encoders if module.feeds == language.name)
+    def encoders_of(self, taker: JobModule) -> tuple[JobModule, ...]:
+        """Return the encoders that feed a language model, or a generator."""
+        return tuple(module for module in self.encoders if module.feeds == taker.name)
+
+    def generator_of(self, encoder: JobModule) -> JobModule | None:
+        """Return the generator that an encoder feeds; None if it feeds a language model."""
+        return next((module for module in self.generators if module.name == encoder.feeds), None)
 
     @property
     def taught_modalities(self) -> frozenset[str]:
@@ -320,9 +321,9 @@ class Job:
         return across.width(source.config)
 
     def carried_by(self, edge: Edge) -> JobModule:
-        """Return the module for which rows travel between modules: the one that feeds another, or a generator."""
-        target = self.module(edge.target.module)
-        return target if target.is_generator else self.module(edge.source.module)
+        """Return the module for which rows travel between modules: one that feeds another, or what language feeds."""
+        source = self.module(edge.source.module)
+        return self.module(edge.target.module) if source.name == LANGUAGE else source
 
     def message_rows(self, edge: Edge, size: tuple[int, ...]) -> int:
         """Return the rows that one item of this size sends on an edge inside an encoder."""
@@ -366,7 +367,7 @@ class Job:
                 fix='Shorten it, or set data.max_tokens higher, or data.longer = "cut".',
             )
         for encoder in self.encoders if self.teachers else ():
-            if encoder.feeds != LANGUAGE:
+            if encoder.is_of_teacher:
                 self._check_rows(encoder, found, dataset.where(sample))
         return found
 

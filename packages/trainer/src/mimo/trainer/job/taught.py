@@ -2,17 +2,20 @@
 
 An encoder of the language model reads its items. A teacher reads samples of text and of what its own encoders read, and
 sends the rows of these that are learned from; its encoders read the items of the same samples. A generator is sent the
-rows from which it makes the items of a sample, each once.
+rows from which it makes the items of a sample, each once; its encoders read the items that stand before these.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from mimo.data import SampleLayout
+from mimo.data import PlacedItem, SampleLayout
+from mimo.model import EncoderSpec
+from mimo.trainer.config.settings import LANGUAGE
 from mimo.trainer.job.job import Job, JobModule
 
 
@@ -28,7 +31,34 @@ def taught_rows(job: Job, layout: SampleLayout) -> NDArray[np.bool_]:
 
 def is_read(job: Job, module: JobModule, layout: SampleLayout) -> bool:
     """Tell whether a module reads a sample, or items of it: the language model and its encoders read all."""
-    return not module.is_of_teacher or is_taught(job, layout)
+    if module.is_of_teacher:
+        return is_taught(job, layout)
+    if module.feeds == LANGUAGE:
+        return True
+    generator = module if module.is_generator else job.generator_of(module)
+    return generator is None or bool(layout.made(generator.modality))
+
+
+def own_items(job: Job, module: JobModule, layout: SampleLayout) -> tuple[PlacedItem, ...]:
+    """Return the items of a sample that an encoder reads, or a generator makes, in order.
+
+    Those that an encoder of a generator reads have as many rows as it makes of each, which lie nowhere in the sample.
+    """
+    if not is_read(job, module, layout):
+        return ()
+    if module.is_generator:
+        return layout.made(module.modality)
+    items = layout.items_of(module.modality)
+    generator = None if module.feeds == LANGUAGE else job.generator_of(module)
+    if generator is None:
+        return items
+    assert isinstance(module.spec, EncoderSpec), module.name
+    last = max(item.start for item in layout.made(generator.modality))
+    return tuple(
+        attrs.evolve(item, runs=((0, module.spec.rows(module.config, item.info.size)),), grid=None)
+        for item in items
+        if item.stop <= last
+    )
 
 
 def rows_of(job: Job, module: JobModule, layout: SampleLayout) -> Sequence[int]:
@@ -42,7 +72,7 @@ def rows_of(job: Job, module: JobModule, layout: SampleLayout) -> Sequence[int]:
         return [int(np.count_nonzero(fed_rows(module, layout)))] if layout.made(module.modality) else []
     if module.distil is not None:
         return [int(np.count_nonzero(layout.targets))]
-    return [item.rows for item in layout.items_of(module.modality)]
+    return [item.rows for item in own_items(job, module, layout)]
 
 
 def fed_rows(generator: JobModule, layout: SampleLayout) -> NDArray[np.bool_]:
@@ -52,3 +82,24 @@ def fed_rows(generator: JobModule, layout: SampleLayout) -> NDArray[np.bool_]:
         assert item.made_from is not None
         found[slice(*item.made_from)] = True
     return found
+
+
+def feeding_spans(
+    job: Job, generator: JobModule, source: JobModule, layout: SampleLayout
+) -> tuple[list[tuple[int, int]], int]:
+    """Return of each item that a generator makes of a sample from which rows it does, and the number of all.
+
+    Args:
+        job: the whole.
+        generator: which.
+        source: what feeds it, the language model or an encoder: the spans lie in the rows of this sample that it sends.
+        layout: of the sample.
+    """
+    made = layout.made(generator.modality)
+    if source.name == LANGUAGE:
+        before = [0, *np.cumsum(fed_rows(generator, layout)).tolist()]
+        spans = [item.made_from or (0, 0) for item in made]
+        return [(before[start], before[stop]) for start, stop in spans], before[-1]
+    before = [0, *np.cumsum(rows_of(job, source, layout), dtype=np.int64).tolist()]
+    read = layout.items_of(source.modality)
+    return [(0, before[sum(one.stop <= item.start for one in read)]) for item in made], before[-1]

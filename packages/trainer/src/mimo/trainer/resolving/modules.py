@@ -67,6 +67,7 @@ def resolve_module(name: str, settings: Settings, find: Find) -> JobModule:
         modality="" if isinstance(spec, LanguageModelSpec) else table.modality or spec.modality,
         optimizer=resolve_module_optimizer(name, settings, find),
         feeds="" if table.fed_by else table.feeds,
+        is_of_teacher=_is_of_teacher(name, settings),
         distil=table.distil,
         loss_weight=table.loss_weight,
     )
@@ -166,9 +167,11 @@ def _check_fed_by(name: str, table: ModuleSettings) -> None:
             f"{where}.fed_by",
             expected="nothing, as this module is the language model"
             if name == LANGUAGE
-            else f"{LANGUAGE!r}, as only its rows feed generators",
+            else f"{LANGUAGE!r}, whose rows feed all generators",
             got=repr(table.fed_by),
-            fix="Leave it out, or put it into the table of a generator." if name == LANGUAGE else "",
+            fix="Leave it out, or put it into the table of a generator."
+            if name == LANGUAGE
+            else f'Where an encoder is to feed it too, set feeds = "{name}" in that one\'s table.',
         )
     for key, is_set in others.items():
         if is_set:
@@ -181,22 +184,23 @@ def _check_fed_by(name: str, table: ModuleSettings) -> None:
 
 
 def _check_feeds(name: str, settings: Settings) -> None:
-    """Refuse encoders that feed what is no language model, and language models that are to feed another one."""
+    """Refuse encoders that feed another encoder or no module, and language models that are to feed another one."""
     table, where = settings.modules[name], f"modules.{name}.feeds"
     if table.feeds == LANGUAGE:
         return
     if name == LANGUAGE or table.distil is not None:
         raise ConfigError(
             where,
-            expected=f"{LANGUAGE!r}, as only encoders may feed another language model",
+            expected=f"{LANGUAGE!r}, as only encoders may feed another module",
             got=repr(table.feeds),
             fix="Leave it out.",
         )
-    teachers = [other for other, own in settings.modules.items() if own.distil is not None]
-    if table.feeds not in teachers:
+    takers = [other for other, own in settings.modules.items() if own.distil is not None or own.fed_by]
+    if table.feeds not in takers:
         raise ConfigError(
             where,
-            expected=f"{LANGUAGE!r}, or a module with a table distil: {', '.join(teachers) or 'there is none'}",
+            expected=f"{LANGUAGE!r}, a teacher (a module with a table distil), or a generator (one with fed_by): "
+            f"{', '.join(takers) or 'there is none'}",
             got=repr(table.feeds),
         )
 
@@ -204,7 +208,8 @@ def _check_feeds(name: str, settings: Settings) -> None:
 def _is_of_teacher(name: str, settings: Settings) -> bool:
     """Tell whether a module is a teacher, or feeds one."""
     table = settings.modules[name]
-    return name != LANGUAGE and not table.fed_by and (table.distil is not None or table.feeds != LANGUAGE)
+    taker = settings.modules.get(table.feeds)
+    return name != LANGUAGE and not table.fed_by and any(one and one.distil is not None for one in (table, taker))
 
 
 def _refuse_training(where: str, table: ModuleSettings) -> None:

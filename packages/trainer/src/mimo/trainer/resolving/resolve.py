@@ -255,10 +255,14 @@ def _with_training(modules: tuple[JobModule, ...], settings: Settings, purpose: 
     languages = {module.name: module for module in modules if isinstance(module.spec, LanguageModelSpec)}
 
     def width(module: JobModule) -> int:
-        """Return that of the rows between a module and its language model."""
-        taker = languages[module.feeds or LANGUAGE]
+        """Return that of the rows between a module and another one."""
+        taker = languages.get(module.feeds)
+        if taker is None:  # a generator, or what feeds one
+            spec, config = languages[LANGUAGE].spec, languages[LANGUAGE].config
+            assert isinstance(spec, LanguageModelSpec)
+            return spec.hidden(config)
         assert isinstance(taker.spec, LanguageModelSpec)
-        return taker.spec.hidden(taker.config) if module.is_generator else taker.spec.row_width(taker.config)
+        return taker.spec.row_width(taker.config)
 
     return tuple(
         with_training(module, settings, hidden=width(module), ahead=module.prefetch and purpose == "train")

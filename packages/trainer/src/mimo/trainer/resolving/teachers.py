@@ -1,11 +1,11 @@
-"""What teachers and the language model that learns from them must agree on."""
+"""What teachers, generators and the language model must agree on."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from mimo.hooks import ConfigError
-from mimo.model import LanguageModelSpec
+from mimo.model import EncoderSpec, LanguageModelSpec
 from mimo.trainer.config.settings import LANGUAGE
 from mimo.trainer.job.job import JobModule
 from mimo.trainer.resolving.modules import check_distils
@@ -58,14 +58,14 @@ def _check(teacher: JobModule, language: JobModule) -> None:
 
 
 def _check_modalities(modules: Sequence[JobModule], teachers: Sequence[JobModule]) -> None:
-    """Refuse an encoder that feeds a teacher if the language model, or another teacher, doesn't read its modality."""
+    """Refuse an encoder of a modality that the language model doesn't read; a teacher's, if another teacher doesn't."""
     read = {
         module.name: {other.modality for other in modules if other.modality and other.feeds == module.name}
         for module in modules
     }
     for module in modules:
-        if module.modality and module.is_of_teacher:
-            for other in (LANGUAGE, *(teacher.name for teacher in teachers)):
+        if isinstance(module.spec, EncoderSpec):
+            for other in (LANGUAGE, *(teacher.name for teacher in teachers if module.is_of_teacher)):
                 if module.modality not in read[other]:
                     raise ConfigError(
                         f"modules.{module.name}.modality",

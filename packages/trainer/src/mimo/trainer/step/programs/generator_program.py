@@ -1,8 +1,9 @@
-"""What a generator does in a plan: rows of the language model in, losses of the items that they are to make out."""
+"""What a generator does in a plan: rows of what feeds it in, losses of the items that it is to make of them out."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -14,6 +15,8 @@ from mimo.model.runtime import item_keys, step_key
 from mimo.schedule.runtime import LOSS
 from mimo.topology.device_copies import to_device
 from mimo.trainer.batch.microbatch import Microbatch
+from mimo.trainer.config.settings import LANGUAGE
+from mimo.trainer.job.job import JobModule
 from mimo.trainer.step.programs.item_program import ItemProgram
 from mimo.trainer.step.programs.loss_terms import loss_factor, loss_name, target_counts, targets_name
 from mimo.trainer.step.programs.program import NumberedData, add_sum
@@ -23,7 +26,7 @@ _NO_STEP = 0
 
 
 class GeneratorProgram(ItemProgram):
-    """A generator: rows of the language model in, losses out."""
+    """A generator: rows of the language model and of its own encoders in, losses out."""
 
     def begin(self, data: NumberedData, *, scores: bool, following: NumberedData | None = None) -> None:
         """Take the samples of the step to come, as `Program.begin` says."""
@@ -35,8 +38,8 @@ class GeneratorProgram(ItemProgram):
         """Make the items of this lane from rows, and compare them with what they are to be."""
         batches = [self._microbatches[microbatch] for microbatch in microbatches]
         prepared = self._prepare(batches)
-        (rows,) = inputs.values()
-        spans, counts, weights = self._spans(batches), list[int](), list[float]()
+        rows, spans = self._fed(batches, inputs)
+        counts, weights = list[int](), list[float]()
         for batch in batches:
             for position in batch.made_samples(self.module, self.place.dp):
                 own = target_counts(self.module, batch.layouts[position])
@@ -63,10 +66,11 @@ class GeneratorProgram(ItemProgram):
         return {LOSS: loss}
 
     def make(self, rows: Tensor, *, seed: int, prompt: int, index: int) -> Any:
-        """Return the item, as datasets give one, that is made from rows [C, H] of the language model.
+        """Return the item, as datasets give one, that is made from rows [C, H].
 
         Args:
-            rows: all that it is made from.
+            rows: all that it is made from: those of its own encoders, in the order of the file, and then those of the
+                language model.
             seed: of the noise.
             prompt: number of the prompt that calls for it, by which noise is drawn too.
             index: of the item in its sequence, likewise.
@@ -80,14 +84,35 @@ class GeneratorProgram(ItemProgram):
             (made,) = spec.generate(self.part.module, self.module.config, rows, [(0, len(rows))], keys)
         return made
 
-    def _spans(self, batches: Sequence[Microbatch]) -> list[tuple[int, int]]:
-        """Return begin and end of each item's rows in those of a pass."""
+    def _fed(self, batches: Sequence[Microbatch], inputs: Mapping[str, Tensor]) -> tuple[Tensor, list[tuple[int, int]]]:
+        """Return the rows of a pass, and begin and end of each item's in them.
+
+        Where several modules feed it, each item has rows of its own, those of encoders first: rows from which several
+        items are made are there once for each.
+        """
+        edges = {self.job.module(edge.source.module).name: edge for edge in self.job.graph.inputs(self.stage)}
+        feeders = sorted(edges, key=lambda name: name == LANGUAGE)
+        found = [self._spans(batches, self.job.module(name)) for name in feeders]
+        rows = [inputs[edges[name].name] for name in feeders]
+        if len(feeders) == 1:
+            return rows[0], found[0][0]
+        firsts = [0, *accumulate(count for _, count in found)]
+        runs = [
+            [range(first + start, first + stop) for first, (start, stop) in zip(firsts[:-1], spans, strict=True)]
+            for spans in zip(*(own for own, _ in found), strict=True)
+        ]
+        taken = torch.tensor([row for own in runs for run in own for row in run], dtype=torch.int64)
+        bounds = [0, *accumulate(sum(map(len, own)) for own in runs)]
+        return torch.cat(rows).index_select(0, to_device(taken, self.device)), [*pairwise(bounds)]
+
+    def _spans(self, batches: Sequence[Microbatch], source: JobModule) -> tuple[list[tuple[int, int]], int]:
+        """Return begin and end of each item's rows in those that a module sends in a pass, and the number of all."""
         found, first = list[tuple[int, int]](), 0
         for batch in batches:
-            spans, rows = batch.fed_spans(self.module, self.place.dp)
+            spans, rows = batch.fed_spans(self.module, source, self.place.dp)
             found += [(first + start, first + stop) for start, stop in spans]
             first += rows
-        return found
+        return found, first
 
     def _noise_keys(self, batches: Sequence[Microbatch]) -> Tensor:
         """Return by what noise is drawn for the items of a pass, [N] on the CPU."""
