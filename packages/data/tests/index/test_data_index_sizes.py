@@ -35,6 +35,9 @@ ITEMS = st.builds(
     rows=COUNTS,
     kept=st.booleans(),
     role=st.sampled_from(["", "input", "output", "both"]),
+    asked=COUNTS,
+    made_from=COUNTS,
+    losses=COUNTS,
 )
 SAMPLES = st.lists(
     st.builds(
@@ -142,9 +145,10 @@ def test_data_index_sizes_with_offsets_out_of_place_are_refused() -> None:
 
 
 def test_data_index_sizes_of_a_file_without_roles_have_none(tmp_path: Path) -> None:
-    """As files had none once: the samples are as they are in one whose items have no role."""
+    """As files had none once: the samples are as they are in one whose items have no role, and are not made."""
     arrays = arrays_of(SampleSizes.of(MODALITIES, SOME))
-    del arrays["role"]
+    for name in ("role", "asked", "made_from", "losses"):
+        del arrays[name]
     write_arrays(tmp_path / "a.sizes", arrays, {"format": "mimo sizes 1", "modalities": '["audio", "image"]'})
     assert listed(sizes_of_arrays(read_arrays(tmp_path / "a.sizes"))) == SOME
 

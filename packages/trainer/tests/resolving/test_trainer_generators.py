@@ -100,7 +100,7 @@ def test_what_follows_from_a_generator() -> None:
     assert job.carried_by(edge) is drawer
     assert (job.width(edge), job.row_bytes(edge)) == (8, 8 * 4)
     assert drawer.grid.dp == 3
-    assert job.feeding == ()
+    assert job.beside == (drawer,)
     assert job.item_modules == (drawer,)
     assert job.tokenizer.placeholder("image") == 257
 
@@ -216,14 +216,3 @@ def test_some_loss_must_weigh_something() -> None:
     settings = table(language={**LANGUAGE, "loss_weight": 0.0}, drawer={**DRAWER, "loss_weight": 0.0})
     with pytest.raises(ConfigError, match="unless the loss_weight of a teacher or generator is one"):
         job_of(settings, "train")
-
-
-def test_an_index_is_refused_beside_a_generator() -> None:
-    """It says how many rows an encoder makes of an item, and nothing of what is made."""
-
-    def find(kind: Any, name: str, where: str) -> Any:
-        return STUBS.get(name) or find_installed(kind, name, where)
-
-    message = "modules.drawer.fed_by: expected data without an index, which does not know how many rows"
-    with pytest.raises(ConfigError, match=message):
-        resolve(make_settings(table()), find=find, writes_index=True)

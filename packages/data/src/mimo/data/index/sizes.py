@@ -26,13 +26,23 @@ _SAMPLES: Mapping[str, str] = {
     **dict.fromkeys(("cut", "broken"), "|u1"),
 }
 """Arrays ``[N]`` and their kinds."""
-_ITEMS: Mapping[str, str] = {"modality": "|u1", "number": "<i4", "rows": "<i4", "kept": "|u1", "role": "|u1"}
+_COUNTS = ("rows", "asked", "made_from", "losses")
+_ITEMS: Mapping[str, str] = {
+    "modality": "|u1",
+    "number": "<i4",
+    **dict.fromkeys(_COUNTS, "<i4"),
+    **dict.fromkeys(("kept", "role"), "|u1"),
+}
 """Arrays ``[M]``."""
+_LATER = ("role", "asked", "made_from", "losses")
+"""Those that a file from when nothing was made lacks."""
 _OFFSETS = ("first_item", "first_size")
 _KINDS: Mapping[str, str] = {**_SAMPLES, **_ITEMS, **dict.fromkeys((*_OFFSETS, "size"), "<i8")}
 _MAX_MODALITIES = 256
 _ROLES: tuple[ItemRole, ...] = get_args(ItemRole)
 """Which ``role`` counts from 0."""
+_BOTH = _ROLES.index("both")
+_ALL = slice(None)
 
 
 @attrs.frozen(kw_only=True)
@@ -40,12 +50,15 @@ class ItemSize:
     """One item.
 
     Args:
-        modality: whose encoder reads it.
+        modality: whose encoder reads it, or whose generator makes it.
         number: its number in its sample, as in `ItemInfo.index`.
-        size: as its encoder measures it.
-        rows: that it becomes.
+        size: as its encoder or generator measures it.
+        rows: that its encoder makes of it, 0 if it isn't read.
         kept: whether it lies in its sample as cut.
         role: what the model does with it, as in `ItemInfo.role`.
+        asked: rows of the placeholder that calls for it, 0 if it isn't made.
+        made_from: of one that is made, from how many rows of the language model; 0 where it isn't kept.
+        losses: likewise, how many its generator has of it.
     """
 
     modality: str
@@ -54,6 +67,9 @@ class ItemSize:
     rows: int
     kept: bool = True
     role: ItemRole = ""
+    asked: int = 0
+    made_from: int = 0
+    losses: int = 0
 
 
 @attrs.frozen(kw_only=True)
@@ -87,7 +103,7 @@ class SampleSizes:
         modalities: names, which ``modality`` counts from 0.
         tokens, ids, targets, weight, cut, broken: ``[N]``, see `SampleSize`.
         first_item: ``[N + 1]``, from 0 to M.
-        modality, number, rows, kept, role: ``[M]``, see `ItemSize`.
+        modality, number, rows, asked, made_from, losses, kept, role: ``[M]``, see `ItemSize`.
         first_size: ``[M + 1]``, from 0 to K.
         size: ``[K]``; that of item ``m`` is ``first_size[m] … first_size[m + 1] - 1``.
     """
@@ -103,6 +119,9 @@ class SampleSizes:
     modality: NDArray[np.uint8]
     number: NDArray[np.int32]
     rows: NDArray[np.int32]
+    asked: NDArray[np.int32]
+    made_from: NDArray[np.int32]
+    losses: NDArray[np.int32]
     kept: NDArray[np.uint8]
     role: NDArray[np.uint8]
     first_size: NDArray[np.int64]
@@ -191,9 +210,19 @@ class SampleSizes:
             role=self._named("role", item, _ROLES),
             number=int(self.number[item]),
             size=tuple(self.size[begin:stop].tolist()),
-            rows=int(self.rows[item]),
             kept=bool(self.kept[item]),
+            **{name: int(getattr(self, name)[item]) for name in _COUNTS},
         )
+
+    def is_read(self, items: slice = _ALL) -> NDArray[np.bool_]:
+        """Tell of each of these items whether an encoder reads it."""
+        read: NDArray[np.bool_] = (self.asked[items] == 0) | (self.role[items] == _BOTH)
+        return read
+
+    def is_made(self, items: slice = _ALL) -> NDArray[np.bool_]:
+        """Tell of each of these items whether a generator makes it."""
+        made: NDArray[np.bool_] = self.asked[items] != 0
+        return made
 
     def _named(self, array: str, item: int, names: Sequence[_Name]) -> _Name:
         number = int(getattr(self, array)[item])
@@ -263,7 +292,8 @@ def sizes_of_arrays(stored: StoredArrays) -> SampleSizes:
         msg = "it holds no sizes of samples"
         raise IndexFileError(msg)
     try:
-        arrays.setdefault("role", np.zeros_like(arrays["kept"]))  # of a file from when items had none
+        for name in _LATER:
+            arrays.setdefault(name, np.zeros(len(arrays["kept"]), dtype=_KINDS[name]))
         wrong = [name for name, kind in _KINDS.items() if arrays[name].dtype != kind or arrays[name].ndim != 1]
         modalities = tuple(map(str, json.loads(about["modalities"])))
         found = SampleSizes(modalities=modalities, **{name: arrays[name] for name in _KINDS})

@@ -71,10 +71,7 @@ def balance_of(job: Job, sizes: StepSizes, costs: SampleCosts) -> Mapping[Balanc
         language, encoders = costs.loads(sizes, microbatches=len(placed))
         shares, fed = {}, {}
         for module in job.modules:
-            if module.is_generator:  # whose items are placed by count, however others are
-                shares[module.name] = [(1.0,) * module.grid.dp] * len(placed)
-                continue
-            number = -1 if module is job.language else job.feeding.index(module)
+            number = -1 if module is job.language else job.beside.index(module)
             own = language if number < 0 else encoders[number]
             shares[module.name] = _shares(own, lane_costs(language, encoders, placed, number))
             if number >= 0:
@@ -106,12 +103,12 @@ def _shares(own: Loads, lanes: Sequence[Sequence[int]]) -> list[tuple[float, ...
 def _waiting_lanes(job: Job, fed: Mapping[str, Sequence[tuple[int, int]]]) -> Iterator[Mapping[str, Sequence[int]]]:
     """Yield for each group of ranks that wait for each other between reductions its lanes of each module.
 
-    Ranks do that which share a collective inside of computations, those of a lane's stages, and those of an encoder's
-    lane and of the language lanes that it feeds.
+    Ranks do that which share a collective inside of computations, those of a lane's stages, and those of a lane of
+    another module and of the language lanes that it feeds, or that feed it.
 
     Args:
         job: whose ranks.
-        fed: by encoder, which of its lanes feeds which language lane.
+        fed: by module, between which of its lanes and which language lane rows travel.
     """
     groups, ranks = _Groups(job.world), dict[str, list[list[int]]]()
     for module in job.modules:

@@ -101,19 +101,16 @@ class Microbatch:
     def item_owners(self, module: JobModule) -> Ownership:
         """Return which lane of a module owns which of what it reads for another one, sample by sample.
 
-        Of an encoder those are items, of a teacher samples, of a generator samples that hold items for it to make:
-        always by count.
+        Of an encoder those are items, of a teacher samples, of a generator samples that hold items for it to make.
         """
         if module.feeds == module.name:
             return self.owners
         if module.name not in self._owners:
-            if module.is_generator:
-                self._owners[module.name] = Ownership.even(sum(self._counts(module)), module.grid.dp)
-            elif self.placed is None:
+            if self.placed is None:
                 counts = self._counts(module)
                 self._owners[module.name] = Ownership.even(len(counts), module.grid.dp).scaled(counts)
             else:
-                self._owners[module.name] = self.placed.items[self._job.feeding.index(module)]
+                self._owners[module.name] = self.placed.items[self._job.beside.index(module)]
         return self._owners[module.name]
 
     def _counts(self, module: JobModule) -> list[int]:

@@ -20,11 +20,12 @@ from mimo.data import (
     place_by_count,
     place_filled,
 )
-from mimo.model import EncoderSpec
+from mimo.model import EncoderSpec, GeneratorSpec
 from mimo.schedule import Costs
+from mimo.topology import StageId
 from mimo.trainer.config.settings import LANGUAGE
 from mimo.trainer.cost.operations import module_operations
-from mimo.trainer.cost.sample_stats import SampleStats
+from mimo.trainer.cost.sample_stats import MadeStats, SampleStats
 from mimo.trainer.cost.step_cost import formula_costs, job_costs
 from mimo.trainer.cost.step_sizes import ItemSizes, StepSizes, Whole, numbered
 from mimo.trainer.job.job import Job, JobModule
@@ -33,6 +34,23 @@ _EXACT = 8
 """Lengths of so many binary digits are computed; between longer ones that differ in these digits lies a line."""
 _MAX_SIZES = 1 << 16
 """Sizes of items whose costs are remembered."""
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class _Things:
+    """What a module reads or makes for another one: T items or samples, sample by sample, of K different costs.
+
+    Args:
+        samples: ``[T]`` the place in the step of the sample of each.
+        rows: ``[T]`` of each, what a lane holds of it.
+        costs: ``[K]``.
+        of_thing: ``[T]`` which of the costs each has.
+    """
+
+    samples: Whole
+    rows: Whole
+    costs: NDArray[np.float64]
+    of_thing: Whole
 
 
 class SampleCosts:
@@ -45,9 +63,9 @@ class SampleCosts:
     def __init__(self, job: Job) -> None:
         self._job = job
         self._scales = _scales(job)
-        self._homes = {module.name: _homes(job, module) for module in job.feeding}
+        self._homes = {module.name: _homes(job, module) for module in job.beside}
         self._lengths: dict[tuple[str, int], float] = {}
-        self._items: dict[tuple[str, tuple[int, ...]], float] = {}
+        self._items: dict[tuple[str, tuple[int, ...], int], float] = {}
         self._labels = {module.name: self._of_label(module) for module in (job.language, *job.teachers)}
 
     @property
@@ -64,33 +82,33 @@ class SampleCosts:
             module: a teacher; None: the one that learns.
         """
         module = module or self._job.language
-        digits = np.frexp(lengths.astype(np.float64))[1].astype(np.int64)
-        steps = 1 << np.maximum(digits - _EXACT, 0)
+        steps = _steps(lengths)
         low = lengths // steps * steps
         costs = self._at(low, module)
         costs += (self._at(low + steps, module) - costs) * (lengths - low) / steps
         costs += labels * self._labels[module.name]
         return costs
 
-    def item(self, module: JobModule, size: tuple[int, ...]) -> float:
-        """Return what an item costs its encoder."""
-        key = (module.name, size)
+    def item(self, module: JobModule, size: tuple[int, ...], rows: int = 0) -> float:
+        """Return what an item costs its encoder, or its generator, which makes it from so many rows."""
+        key = (module.name, size, rows)
         if key not in self._items:
             if len(self._items) >= _MAX_SIZES:
                 self._items.clear()
-            stats = SampleStats(lengths=(1,), labels=0, sizes={module.modality: (size,)})
+            if module.is_generator:
+                made = MadeStats(sizes=(size,), rows=(rows,), sent=rows)
+                stats = SampleStats(lengths=(1,), labels=0, sizes={}, made={module.name: made})
+            else:
+                stats = SampleStats(lengths=(1,), labels=0, sizes={module.modality: (size,)})
             self._items[key] = self._operations(module, stats)
         return self._items[key]
 
     def loads(self, sizes: StepSizes, *, microbatches: int) -> tuple[Loads, tuple[EncoderLoads, ...]]:
-        """Return what a step of samples of these sizes costs the language model and each module that feeds it."""
+        """Return what a step of samples of these sizes costs the language model and each module beside it."""
         job = self._job
-        items = [self._items_of(module, sizes) for module in job.feeding]
-        language, *feeding = in_whole_numbers(
-            [
-                self.samples(sizes.lengths, sizes.labels),
-                *(self._costs_of(module, own) for module, own in zip(job.feeding, items, strict=True)),
-            ]
+        things = [self._things_of(module, sizes) for module in job.beside]
+        language, *beside = in_whole_numbers(
+            [self.samples(sizes.lengths, sizes.labels), *(own.costs for own in things)]
         )
         return (
             Loads(
@@ -102,7 +120,7 @@ class SampleCosts:
             ),
             tuple(
                 EncoderLoads(
-                    costs=costs[own.of_item],
+                    costs=costs[own.of_thing],
                     rows=own.rows,
                     lanes=module.grid.dp,
                     stages=module.grid.pp,
@@ -110,35 +128,53 @@ class SampleCosts:
                     samples=own.samples,
                     homes=self._homes[module.name],
                 )
-                for module, own, costs in zip(job.feeding, items, feeding, strict=True)
+                for module, own, costs in zip(job.beside, things, beside, strict=True)
             ),
         )
 
-    def _items_of(self, module: JobModule, sizes: StepSizes) -> ItemSizes:
-        """Return what a module that feeds another one reads; of samples the sizes are lengths and labels."""
-        if module.distil is None:
-            if module.name in sizes.shown:
-                return sizes.shown[module.name]
-            found = sizes.items[module.modality]
-            if module.feeds == LANGUAGE:
-                return found
-            kept = np.isin(found.samples, sizes.taught)
-            return attrs.evolve(found, samples=found.samples[kept], rows=found.rows[kept], of_item=found.of_item[kept])
-        own = np.stack([sizes.lengths[sizes.taught], sizes.labels[sizes.taught]], axis=1)
-        different, of_item = np.unique(own, axis=0, return_inverse=True)
-        return ItemSizes(
-            samples=sizes.taught,
-            rows=own[:, 1],
-            sizes=[tuple(size) for size in different.tolist()],
-            of_item=of_item.reshape(-1).astype(np.int64),
+    def _things_of(self, module: JobModule, sizes: StepSizes) -> _Things:
+        if module.is_generator:
+            return self._made_by(module, sizes.made[module.modality])
+        if module.distil is not None:
+            return self._taught_by(module, sizes)
+        found = sizes.shown.get(module.name, sizes.items[module.modality])
+        kept = np.isin(found.samples, sizes.taught) if module.is_of_teacher else slice(None)
+        return _Things(
+            samples=found.samples[kept],
+            rows=found.rows[kept],
+            costs=np.array([self.item(module, size) for size in found.sizes]),
+            of_thing=found.of_item[kept],
         )
 
-    def _costs_of(self, module: JobModule, items: ItemSizes) -> NDArray[np.float64]:
-        """Return what an item of each different size costs."""
-        if module.distil is None:
-            return np.array([self.item(module, size) for size in items.sizes])
-        lengths, labels = np.array(items.sizes, dtype=np.int64).reshape(-1, 2).T
-        return self.samples(lengths, labels, module)
+    def _taught_by(self, teacher: JobModule, sizes: StepSizes) -> _Things:
+        """Return the samples that a teacher reads."""
+        own = np.stack([sizes.lengths[sizes.taught], sizes.labels[sizes.taught]], axis=1)
+        different, of_thing = np.unique(own, axis=0, return_inverse=True)
+        return _Things(
+            samples=sizes.taught,
+            rows=own[:, 1],
+            costs=self.samples(different[:, 0], different[:, 1], teacher),
+            of_thing=of_thing.reshape(-1).astype(np.int64),
+        )
+
+    def _made_by(self, generator: JobModule, items: ItemSizes) -> _Things:
+        """Return the samples that hold items for a generator to make, all of one by the same lane.
+
+        An item made from many rows costs as one from a few less.
+        """
+        assert isinstance(generator.spec, GeneratorSpec), generator.name
+        rows = items.rows // _steps(items.rows) * _steps(items.rows)
+        pairs, of_pair = np.unique(np.stack([items.of_item, rows], axis=1), axis=0, return_inverse=True)
+        costs = np.array([self.item(generator, items.sizes[size], count) for size, count in pairs.tolist()])
+        targets = np.array([generator.spec.targets(generator.config, size) for size in items.sizes], dtype=np.int64)
+        samples, of_sample = np.unique(items.samples, return_inverse=True)
+        count = len(samples)
+        return _Things(
+            samples=samples,
+            rows=np.bincount(of_sample, items.rows + targets[items.of_item], count).astype(np.int64),
+            costs=np.bincount(of_sample, costs[of_pair.reshape(-1)], count).astype(np.float64),
+            of_thing=np.arange(count),
+        )
 
     def _of_label(self, module: JobModule) -> float:
         """Return what a row costs more that is learned from, or of which a teacher says something."""
@@ -181,7 +217,8 @@ class SampleCosts:
     def _operations(self, module: JobModule, stats: SampleStats) -> float:
         """Return a rank's share of the operations of a module.
 
-        Without a formula, a row of an encoder is as costly as a token of the language model, whatever that is.
+        Without a formula, a row of an encoder or a target of a generator is as costly as a token of the language model,
+        whatever that is.
         """
         grid = module.grid
         if module.spec.flops is not None:
@@ -190,6 +227,9 @@ class SampleCosts:
         elif isinstance(module.spec, EncoderSpec):
             rows = sum(module.spec.rows(module.config, size) for size in stats.sizes_of(module))
             return rows * self._length(1, self._job.language)
+        elif isinstance(module.spec, GeneratorSpec):
+            targets = sum(module.spec.targets(module.config, size) for size in stats.made[module.name].sizes)
+            return targets * self._length(1, self._job.language)
         else:
             total = float(sum(stats.of_module(module).lengths))
         return total * self._scales[module.name] / (grid.cp * grid.tp)
@@ -206,20 +246,34 @@ def _can_differ(job: Job) -> bool:
 
 
 def _homes(job: Job, module: JobModule) -> tuple[tuple[int, ...], ...]:
-    """Return for each language lane the lanes of a module whose last stage shares a rank with the stage it feeds.
+    """Return for each language lane the lanes of a module between which rows need not travel, as they share a rank.
 
     What feeds a teacher or a generator feeds no language lane.
     """
-    if module.feeds != LANGUAGE:
-        return ((),) * job.language.grid.dp
-    cut, graph = job.model_graph.by_name[module.name], job.model_graph
-    ranks = set(module.grid.stage_ranks(cut.pipeline_rank(cut.stages - 1)))
-    language = job.language.grid
+    graph, language = job.model_graph, job.language.grid
     found: list[set[int]] = [set() for _ in range(language.dp)]
-    for rank in graph.stage_ranks(graph.fed_stage(module.name, LANGUAGE)):
+    if module.is_generator:
+        own, other = graph.fed_stage(LANGUAGE, module.name), _last_stage(job, LANGUAGE)
+    elif module.feeds == LANGUAGE:
+        own, other = _last_stage(job, module.name), graph.fed_stage(module.name, LANGUAGE)
+    else:
+        return ((),) * language.dp
+    ranks = set(graph.stage_ranks(own))
+    for rank in graph.stage_ranks(other):
         if rank in ranks:
             found[language.coordinates(rank).dp].add(module.grid.coordinates(rank).dp)
     return tuple(tuple(sorted(lanes)) for lanes in found)
+
+
+def _last_stage(job: Job, module: str) -> StageId:
+    return StageId(module, job.model_graph.by_name[module].stages - 1)
+
+
+def _steps(lengths: Whole) -> Whole:
+    """Return of each length between how many there is one that is computed: 1 of short ones."""
+    digits = np.frexp(lengths.astype(np.float64))[1].astype(np.int64)
+    steps: Whole = 1 << np.maximum(digits - _EXACT, 0)
+    return steps
 
 
 def _scales(job: Job) -> dict[str, float]:

@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 
 from mimo.data import Dataset, PlacedMicrobatch, SampleLayout, SampleSizes, sizes_of
 from mimo.hooks import DataError
-from mimo.trainer.job.job import Job
+from mimo.model import EncoderSpec
+from mimo.trainer.job.job import Job, JobModule
 from mimo.trainer.job.taught import is_taught, own_items, rows_of
 
 Whole = NDArray[np.int64]
@@ -24,11 +25,11 @@ _MAX_NUMBER = 1 << 62
 
 @attrs.frozen(kw_only=True, eq=False)
 class ItemSizes:
-    """The items of a modality.
+    """The items of a modality that are read, or those that are made.
 
     Args:
         samples: ``[I]`` the place in the step of the sample of each.
-        rows: ``[I]`` of each.
+        rows: ``[I]`` of each; of one that is made, those from which it is.
         sizes: ``[K]``, all different.
         of_item: ``[I]`` which of the sizes each has.
     """
@@ -47,6 +48,7 @@ class StepSizes:
         lengths: ``[N]`` rows of each, those of items included.
         labels: ``[N]`` rows of each that are learned from.
         items: by the modality of an encoder.
+        made: by the modality of a generator.
         taught: ``[M]`` places in the step of the samples that teachers read.
         shown: of those that the encoders of generators read, by module.
     """
@@ -54,6 +56,7 @@ class StepSizes:
     lengths: Whole
     labels: Whole
     items: Mapping[str, ItemSizes]
+    made: Mapping[str, ItemSizes]
     taught: Whole
     shown: Mapping[str, ItemSizes] = attrs.field(factory=dict)
 
@@ -74,11 +77,14 @@ class StepSizes:
         """Return the sizes of samples that have been laid out."""
         shown = {module.name: _Gathered() for module in job.encoders if job.generator_of(module) is not None}
         found = {module.modality: _Gathered() for module in job.encoders}
+        made = {module.modality: _Gathered() for module in job.generators}
         for position, layout in enumerate(layouts):
             for item in layout.items:
-                if not item.runs:
-                    continue
-                found[item.info.modality].add(position, item.rows, item.info.size)
+                if item.runs:
+                    found[item.info.modality].add(position, item.rows, item.info.size)
+                if item.made_from is not None:
+                    start, stop = item.made_from
+                    made[item.info.modality].add(position, stop - start, item.info.size)
             for name, gathered in shown.items():
                 for item in own_items(job, job.module(name), layout):
                     gathered.add(position, item.rows, item.info.size)
@@ -86,6 +92,7 @@ class StepSizes:
             lengths=np.array([len(layout.tokens) for layout in layouts], dtype=np.int64),
             labels=np.array([np.count_nonzero(layout.targets) for layout in layouts], dtype=np.int64),
             items={modality: own.sizes() for modality, own in found.items()},
+            made={modality: own.sizes() for modality, own in made.items()},
             taught=np.flatnonzero([is_taught(job, layout) for layout in layouts if job.teachers]),
             shown={name: gathered.sizes() for name, gathered in shown.items()},
         )
@@ -95,20 +102,39 @@ class StepSizes:
         """Return the same of samples of which an index knows the sizes."""
         samples = np.repeat(np.arange(len(known.tokens)), np.diff(known.first_item))
         numbers = {name: number for number, name in enumerate(known.modalities)}
-        unread = ~np.isin(known.modality, [numbers.get(one, -1) for one in job.taught_modalities])
-        items = np.bincount(samples[(known.kept != 0) & unread], minlength=len(known.tokens))
+        kept = known.kept != 0
+        read, made = kept & known.is_read(), kept & known.is_made()
+        untaught = ~np.isin(known.modality, [numbers.get(one, -1) for one in job.taught_modalities])
+        items = np.bincount(samples[read & untaught], minlength=len(known.tokens))
+
+        def chosen(module: JobModule, used: NDArray[np.bool_], rows: NDArray[np.int32]) -> ItemSizes:
+            own = used & (known.modality == numbers.get(module.modality, -1))
+            return _of_index(known, samples, _all_or(own), rows)
+
+        def shown(encoder: JobModule, generator: JobModule) -> ItemSizes:
+            makes = np.flatnonzero(made & (known.modality == numbers.get(generator.modality, -1)))
+            last = np.full(len(known.tokens), -1)
+            last[samples[makes]] = makes  # of several the last one is written last
+            found = chosen(encoder, read & (np.arange(len(samples)) < last[samples]), known.rows)
+            assert isinstance(encoder.spec, EncoderSpec), encoder.name
+            rows = np.array([encoder.spec.rows(encoder.config, size) for size in found.sizes], dtype=np.int64)
+            return attrs.evolve(found, rows=rows[found.of_item])
+
         return cls(
             lengths=known.tokens.astype(np.int64),
             labels=known.targets.astype(np.int64),
-            items={
-                module.modality: _of_index(known, samples, numbers.get(module.modality, -1)) for module in job.encoders
-            },
+            items={module.modality: chosen(module, read, known.rows) for module in job.encoders},
+            made={module.modality: chosen(module, made, known.made_from) for module in job.generators},
             taught=np.flatnonzero(items == 0),
+            shown={
+                module.name: shown(module, generator)
+                for module in job.encoders
+                if (generator := job.generator_of(module)) is not None
+            },
         )
 
 
-def _of_index(known: SampleSizes, samples: Whole, modality: int) -> ItemSizes:
-    items = _all_or((known.modality == modality) & (known.kept != 0))
+def _of_index(known: SampleSizes, samples: Whole, items: Whole | slice, rows: NDArray[np.int32]) -> ItemSizes:
     first, samples = known.first_size[:-1][items], samples[items]
     counts = known.first_size[1:][items] - first
     of_item, sizes = np.zeros(len(samples), dtype=np.int64), list[tuple[int, ...]]()
@@ -121,7 +147,7 @@ def _of_index(known: SampleSizes, samples: Whole, modality: int) -> ItemSizes:
         places[which] = np.arange(len(begins))
         of_item[own] = which + len(sizes)
         sizes += zip(*(column[places].tolist() for column in columns), strict=True) if count else [()]
-    return ItemSizes(samples=samples, rows=known.rows[items].astype(np.int64), sizes=sizes, of_item=of_item)
+    return ItemSizes(samples=samples, rows=rows[items].astype(np.int64), sizes=sizes, of_item=of_item)
 
 
 def _all_or(chosen: NDArray[np.bool_]) -> Whole | slice:
@@ -182,10 +208,14 @@ def check_placed(job: Job, placed: PlacedMicrobatch, layouts: Sequence[SampleLay
     Raises:
         DataError: the index says something else of them than they are.
     """
-    for module, owners in zip(job.feeding, placed.items, strict=True):
+    for module, owners in zip(job.beside, placed.items, strict=True):
         found = sum(len(rows_of(job, module, layout)) for layout in layouts)
         if found != owners.bounds[-1]:
-            what = "samples for teachers" if module.distil is not None else f"items of modality {module.modality!r}"
+            what = f"items of modality {module.modality!r}"
+            if module.distil is not None:
+                what = "samples for teachers"
+            elif module.is_generator:
+                what = f"samples with {what} to make"
             raise DataError(
                 f"{len(layouts)} samples from {where}",
                 expected=f"{owners.bounds[-1]} {what}, as the index says",

@@ -138,6 +138,12 @@ class JobModule:
         return isinstance(self.spec, GeneratorSpec)
 
     @property
+    def made_item(self) -> MadeItem:
+        """How a sample holds an item that this generator is to make."""
+        assert isinstance(self.spec, GeneratorSpec), self.name
+        return MadeItem(rows=self.spec.rows(self.config), reads_own=self.spec.reads(self.config) == "own")
+
+    @property
     def slices(self) -> int:
         """Into how many slices tensor ranks cut the rows of a context rank between layers."""
         return self.grid.tp if self.sequence_parallel else 1
@@ -235,9 +241,9 @@ class Job:
         return self.module(LANGUAGE)
 
     @property
-    def feeding(self) -> tuple[JobModule, ...]:
-        """The modules that feed another one: encoders and teachers."""
-        return tuple(module for module in self.modules if module.name != LANGUAGE and not module.is_generator)
+    def beside(self) -> tuple[JobModule, ...]:
+        """The modules beside the language model: encoders, teachers and generators."""
+        return tuple(module for module in self.modules if module.name != LANGUAGE)
 
     @property
     def item_modules(self) -> tuple[JobModule, ...]:
@@ -392,13 +398,7 @@ class Job:
             "patterns": {
                 modality: partial(spec.pattern, config) for modality, spec, config in specs if spec.pattern is not None
             },
-            "made": {
-                module.modality: MadeItem(
-                    rows=module.spec.rows(module.config), reads_own=module.spec.reads(module.config) == "own"
-                )
-                for module in self.generators
-                if isinstance(module.spec, GeneratorSpec)
-            },
+            "made": {module.modality: module.made_item for module in self.generators},
         }
 
     def _check_rows(self, encoder: JobModule, layout: SampleLayout, where: str) -> None:

@@ -1,7 +1,8 @@
 """The index of a dataset's sizes as a job needs it: what it must have been made with, and whether it was.
 
 Rows are not compared by an encoder's settings, most of which change none, but as they are: the encoder says again how
-many rows some of the index's items become, those with the fewest and the most among them.
+many rows some of the index's items become, those with the fewest and the most among them. So does a generator of the
+losses that it has of items.
 """
 
 from __future__ import annotations
@@ -19,8 +20,11 @@ import numpy as np
 from mimo.data import (
     Dataset,
     IndexFileError,
+    ItemSize,
     JoinedSizes,
+    MadeItem,
     Origin,
+    PlacedItem,
     SampleSizes,
     check_arrays,
     digest_of_text,
@@ -29,8 +33,8 @@ from mimo.data import (
     sizes_of_arrays,
     sources_of,
 )
-from mimo.hooks import DataError
-from mimo.model import EncoderSpec
+from mimo.hooks import DataError, ItemInfo
+from mimo.model import EncoderSpec, GeneratorSpec
 from mimo.trainer.config.settings import LANGUAGE
 from mimo.trainer.config.structure import unstructure
 from mimo.trainer.job.job import JobModule
@@ -39,16 +43,17 @@ SIZES, BROKEN = ".sizes", ".broken"
 """Suffixes of the files of an index: its arrays, and lines of JSON on what is broken."""
 COMMAND = "Run `mimo data index` with these settings (for held-out samples with --evaluation)"
 EXTREMES = "extremes"
-"""Text in the file: numbers of the items with the fewest and the most rows."""
+"""Text in the file: numbers of the items with the fewest and the most rows and losses."""
 BROKEN_SAMPLES = "broken_samples"
 """Text in the file: number of broken samples, and those of the first of them."""
 ENCODING = "encoding"
-"""Text in the file: digest of all settings of encoders."""
+"""Text in the file: digest of all settings of encoders and generators."""
 _CHANGED: Mapping[str, str] = {
     "data": "the data",
     "tokenizer": "the tokenizer",
     "template": "the template of conversations or settings by which samples are read",
     "encoders": "the encoders",
+    "generators": "the generators",
     "max_tokens": "data.max_tokens",
 }
 _RUNS, _RUN = 16, 32
@@ -61,17 +66,23 @@ class IndexRules:
 
     Args:
         tokenizer: digest of its plugin, settings and files.
-        encoders: plugin of each modality.
+        encoders: plugin of each modality that is read.
+        generators: likewise of each that is made.
         encoding: digest of all their settings.
-        rows: of each modality, the rows of an item by its size.
+        rows: of each modality that is read, the rows of an item by its size.
+        losses: of each modality that is made, the losses of an item by its size.
+        made: likewise, how a sample holds an item of it.
         max_tokens: rows of a sample at most.
         end: id of the tokenizer's end.
     """
 
     tokenizer: str
     encoders: Mapping[str, str]
+    generators: Mapping[str, str]
     encoding: str
     rows: Mapping[str, Callable[[tuple[int, ...]], int]]
+    losses: Mapping[str, Callable[[tuple[int, ...]], int]]
+    made: Mapping[str, MadeItem]
     max_tokens: int
     end: int
 
@@ -81,28 +92,82 @@ class IndexRules:
         encoders = {
             each.modality: each for each in modules if isinstance(each.spec, EncoderSpec) and each.feeds == LANGUAGE
         }
+        generators = {each.modality: each for each in modules if each.is_generator}
+        settings = {modality: unstructure(each.config) for modality, each in encoders.items()}
+        settings |= {f"{modality} made": unstructure(each.config) for modality, each in generators.items()}
         return cls(
             tokenizer=digest_of_text(_with_files(tokenizer)),
             encoders={modality: encoder.spec.name for modality, encoder in encoders.items()},
-            encoding=digest_of_text({modality: unstructure(each.config) for modality, each in encoders.items()}),
+            generators={modality: generator.spec.name for modality, generator in generators.items()},
+            encoding=digest_of_text(settings),
             rows={
                 modality: partial(encoder.spec.rows, encoder.config)
                 for modality, encoder in encoders.items()
                 if isinstance(encoder.spec, EncoderSpec)
             },
+            losses={
+                modality: partial(generator.spec.targets, generator.config)
+                for modality, generator in generators.items()
+                if isinstance(generator.spec, GeneratorSpec)
+            },
+            made={modality: generator.made_item for modality, generator in generators.items()},
             max_tokens=max_tokens,
             end=end,
         )
 
     def about(self, origin: Origin) -> dict[str, str]:
-        """Return what an index of data is made with, by name."""
-        return {
+        """Return what an index of data is made with, by name; of what the model has none of nothing."""
+        found = {
             "data": origin.digest(),
             "tokenizer": self.tokenizer,
             "template": origin.template(),
             "encoders": digest_of_text(sorted(self.encoders.items())),
             "max_tokens": str(self.max_tokens),
         }
+        if self.generators:
+            made = [
+                [modality, plugin, attrs.asdict(self.made[modality])] for modality, plugin in self.generators.items()
+            ]
+            found["generators"] = digest_of_text(sorted(made))
+        return found
+
+    @property
+    def modalities(self) -> list[str]:
+        """What is read or made, in order."""
+        return sorted({*self.rows, *self.losses})
+
+    def uses(self, info: ItemInfo | ItemSize) -> tuple[bool, bool]:
+        """Tell whether the model reads an item, and whether it makes it."""
+        role = info.role or ("input" if info.modality in self.rows else "output")
+        return role != "output" and info.modality in self.rows, role != "input" and info.modality in self.losses
+
+    def rows_of(self, info: ItemInfo | ItemSize) -> int:
+        """Return the rows of an item, 0 if it isn't read."""
+        return _count(self.rows[info.modality], info) if self.uses(info)[0] else 0
+
+    def losses_of(self, info: ItemInfo | ItemSize) -> int:
+        """Return how many losses a generator has of an item, 0 if it isn't made."""
+        return _count(self.losses[info.modality], info) if self.uses(info)[1] else 0
+
+    def size_of(self, info: ItemInfo, placed: PlacedItem | None) -> ItemSize:
+        """Return what an index says of an item.
+
+        Args:
+            info: of the item.
+            placed: where it lies in its sample as cut; None: nowhere.
+        """
+        start, stop = (0, 0) if placed is None or placed.made_from is None else placed.made_from
+        return ItemSize(
+            modality=info.modality,
+            number=info.index,
+            size=tuple(info.size),
+            rows=self.rows_of(info) if placed is None else placed.rows,
+            kept=placed is not None,
+            role=info.role,
+            asked=self.made[info.modality].rows if self.uses(info)[1] else 0,
+            made_from=stop - start,
+            losses=self.losses_of(info),
+        )
 
 
 def index_path(origin: Origin, suffix: str = SIZES) -> Path:
@@ -138,8 +203,7 @@ def _open(dataset: Dataset, rules: IndexRules, *, skips_broken: bool) -> SampleS
         check_arrays(path)
         sizes = sizes_of_arrays(stored)
         changed = _changed(stored.about, rules.about(origin), len(sizes) == len(dataset))
-        if not changed and not _has_rows(sizes, rules, json.loads(stored.about[EXTREMES])):
-            changed = [_CHANGED["encoders"]]
+        changed = changed or _changed_items(sizes, rules, json.loads(stored.about[EXTREMES]))
         broken, first = json.loads(stored.about[BROKEN_SAMPLES])
     except FileNotFoundError:
         return None
@@ -149,8 +213,8 @@ def _open(dataset: Dataset, rules: IndexRules, *, skips_broken: bool) -> SampleS
         raise DataError(
             str(path), expected="an index of samples", got=f"a damaged file: {error}", fix=f"{COMMAND} again."
         ) from error
-    if broken and not changed and stored.about.get(ENCODING) != rules.encoding:
-        changed = [_CHANGED["encoders"]]  # which may read what they refused before
+    if broken and not changed and stored.about.get(ENCODING) != rules.encoding:  # they may take what they refused
+        changed = ["the encoders or generators" if rules.made else _CHANGED["encoders"]]
     if changed:
         raise DataError(
             str(path),
@@ -170,26 +234,28 @@ def _open(dataset: Dataset, rules: IndexRules, *, skips_broken: bool) -> SampleS
 
 
 def _changed(made: Mapping[str, str], now: Mapping[str, str], is_as_long: bool) -> list[str]:  # noqa: FBT001 - private
-    changed = [name for name in now if made.get(name) != now[name]]
+    changed = [name for name in _CHANGED if made.get(name) != now.get(name)]
     return [_CHANGED[name] for name in changed] or ([] if is_as_long else [_CHANGED["data"]])
 
 
-def _has_rows(sizes: SampleSizes, rules: IndexRules, extremes: Sequence[int]) -> bool:
-    """Return whether encoders make as many rows of some items as the index says."""
+def _changed_items(sizes: SampleSizes, rules: IndexRules, extremes: Sequence[int]) -> list[str]:
+    """Return what has changed if encoders make other rows of some items than the index says, or generators losses."""
     count = len(sizes.modality)
     begins = np.linspace(0, max(count - _RUN, 0), _RUNS, dtype=np.int64)
     runs = {item for begin in begins.tolist() for item in range(begin, min(begin + _RUN, count))}
     for item in sorted(runs | set(extremes)):
         found = sizes.item(item)
-        if rows_of(rules, found.modality, found.size) != found.rows:
-            return False
-    return True
+        if rules.rows_of(found) != found.rows:
+            return [_CHANGED["encoders"]]
+        if rules.losses_of(found) != found.losses:
+            return [_CHANGED["generators"]]
+    return []
 
 
-def rows_of(rules: IndexRules, modality: str, size: tuple[int, ...]) -> int:
-    """Return the rows of an item; 0 of one that its encoder refuses, which lies beyond where its sample is cut."""
+def _count(of_size: Callable[[tuple[int, ...]], int], item: ItemInfo | ItemSize) -> int:
+    """Return a number of an item by its size; 0 of one that is refused, which lies beyond where its sample is cut."""
     try:
-        return rules.rows[modality](size)
+        return of_size(tuple(item.size))
     except ValueError:
         return 0
 

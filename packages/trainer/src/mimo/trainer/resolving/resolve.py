@@ -367,10 +367,7 @@ def _data(
         modalities=_modalities(modules),
     )
     choice = DatasetChoice.of(spec, config, "data", find)
-    readers, generators = _readers(modules, settings), [module for module in modules if module.is_generator]
-
-    if rules is None and generators:
-        raise _no_index_of(generators[0])
+    readers = _readers(modules, settings)
 
     def opened(split: SplitName) -> MeasuredDataset | None:
         if rules is None:
@@ -379,8 +376,6 @@ def _data(
         if dataset is None or rules is None:
             return measured(dataset, readers)
         known = open_index(dataset, rules, skips_broken=settings.data.broken == "skip")
-        if known is not None and generators:
-            raise _no_index_of(generators[0])
         return measured(dataset, readers, known, rules.end)
 
     try:
@@ -400,16 +395,6 @@ def _data(
             fix="Check the keys of [data]" + (", or set run.evaluation_interval = 0." if purpose == "train" else "."),
         )
     return choice.plain(), train, evaluation
-
-
-def _no_index_of(generator: JobModule) -> ConfigError:
-    """Return the error of data with an index, beside a generator."""
-    return ConfigError(
-        f"modules.{generator.name}.fed_by",
-        expected="data without an index, which does not know how many rows what is to be made takes",
-        got="data with one",
-        fix="Delete the files of the index, or make it with settings without generators for other models.",
-    )
 
 
 def _readers(modules: Sequence[JobModule], settings: Settings) -> Mapping[str, EncoderSpec | GeneratorSpec]:

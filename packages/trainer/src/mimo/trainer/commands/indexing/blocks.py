@@ -49,7 +49,7 @@ class Blocks:
     """A dataset in blocks.
 
     Args:
-        job: whose encoders and limits hold.
+        job: whose encoders, generators and limits hold.
         dataset: with sizes of all items.
         origin: of the dataset.
         rules: of the job.
@@ -101,7 +101,7 @@ class Blocks:
             examine(self.job, self.dataset, sample, self.rules, decodes=self.decodes) for sample in self.samples(block)
         ]
         lines = b"".join(broken.line() for _, all_broken in found for broken in all_broken)
-        sizes = SampleSizes.of(sorted(self.rules.rows), [size for size, _ in found])
+        sizes = SampleSizes.of(self.rules.modalities, [size for size, _ in found])
         arrays: dict[str, Any] = {**arrays_of(sizes), "lines": np.frombuffer(lines, dtype=np.uint8)}
         write_arrays(self._path(block), arrays, self._about(block, sizes))
         return int(np.count_nonzero(sizes.broken))
@@ -172,18 +172,20 @@ class Blocks:
         return count, first
 
     def _extremes(self, numbers: Sequence[int]) -> list[int]:
-        """Return the numbers of the items of each modality that have the fewest and the most rows."""
-        found: dict[tuple[int, int], tuple[int, int]] = {}
+        """Return the numbers of the items of each modality that have the fewest and the most rows, and losses."""
+        found: dict[tuple[int, str, int], tuple[int, int]] = {}
         begin = 0
         for block in numbers:
             sizes = self.read(block)
             for modality in np.unique(sizes.modality).tolist():
-                places = np.flatnonzero(sizes.modality == modality)
-                rows = sizes.rows[places]
-                for sign in (1, -1):
-                    place = int(np.argmin(sign * rows))
-                    best = (sign * int(rows[place]), begin + int(places[place]))
-                    found[modality, sign] = min(found.get((modality, sign), best), best)
+                for name, used in (("rows", sizes.is_read()), ("losses", sizes.is_made())):
+                    places = np.flatnonzero((sizes.modality == modality) & used)
+                    counts = getattr(sizes, name)[places]
+                    for sign in (1, -1) if len(places) else ():
+                        place = int(np.argmin(sign * counts))
+                        best = (sign * int(counts[place]), begin + int(places[place]))
+                        key = modality, name, sign
+                        found[key] = min(found.get(key, best), best)
             begin += len(sizes.modality)
         return sorted({item for _, item in found.values()})
 
@@ -193,7 +195,7 @@ class Blocks:
 
     @property
     def _made(self) -> dict[str, str]:
-        """What blocks are made with: here all settings of encoders count, as sizes can't be compared one by one."""
+        """What blocks are made with, here by all settings of encoders and generators: no sizes are compared."""
         return {**self.about, ENCODING: self.rules.encoding, "size": str(self.size), "decodes": str(self.decodes)}
 
     def _is_there(self, block: int) -> bool:

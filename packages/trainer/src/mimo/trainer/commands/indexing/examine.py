@@ -8,10 +8,10 @@ from collections.abc import Iterator
 import attrs
 import numpy as np
 
-from mimo.data import Dataset, ItemSize, SampleSize
+from mimo.data import Dataset, SampleSize
 from mimo.hooks import DataError, ItemInfo
 from mimo.trainer.job.job import Job
-from mimo.trainer.job.sample_index import IndexRules, rows_of
+from mimo.trainer.job.sample_index import IndexRules
 
 LEFT_OUT = SampleSize(tokens=1, ids=1, targets=0, weight=0.0, broken=True)
 """A sample that is broken, as a run lays it out that skips it."""
@@ -49,7 +49,7 @@ def examine(
     """Return the size of a sample, and what of it is broken.
 
     Args:
-        job: whose encoders and limits hold.
+        job: whose encoders, generators and limits hold.
         dataset: of the sample, with sizes of all items.
         sample: its number.
         rules: of the job.
@@ -63,9 +63,9 @@ def examine(
         infos = tuple(dataset.infos(sample))
     except DataError as error:
         return LEFT_OUT, (Broken.of(sample, error),)
-    if decodes and (broken := tuple(_undecodable(job, dataset, infos))):
+    if decodes and (broken := tuple(_undecodable(job, dataset, infos, rules))):
         return LEFT_OUT, broken
-    kept = {(item.info.modality, item.info.index): item.rows for item in layout.items}
+    kept = {(item.info.modality, item.info.index): item for item in layout.items}
     targets = layout.targets
     return (
         SampleSize(
@@ -74,29 +74,20 @@ def examine(
             targets=int(np.count_nonzero(targets)),
             weight=float(np.count_nonzero(targets) if layout.weights is None else layout.weights.sum(dtype=np.float64)),
             cut=layout.truncated,
-            items=tuple(
-                ItemSize(
-                    modality=info.modality,
-                    number=info.index,
-                    size=tuple(info.size),
-                    rows=kept[key] if key in kept else rows_of(rules, info.modality, tuple(info.size)),
-                    kept=key in kept,
-                    role=info.role,
-                )
-                for info in infos
-                for key in [(info.modality, info.index)]
-            ),
+            items=tuple(rules.size_of(info, kept.get((info.modality, info.index))) for info in infos),
         ),
         (),
     )
 
 
-def _undecodable(job: Job, dataset: Dataset, infos: tuple[ItemInfo, ...]) -> Iterator[Broken]:
+def _undecodable(job: Job, dataset: Dataset, infos: tuple[ItemInfo, ...], rules: IndexRules) -> Iterator[Broken]:
     from mimo.trainer.items.prepared import prepare_item  # loads torch, which nothing else here needs
 
-    encoders = {module.modality: module for module in job.encoders_of(job.language)}
+    readers, makers = ({one.modality: one for one in some} for some in (job.encoders_of(job.language), job.generators))
     for info in infos:
+        modules = zip((readers, makers), rules.uses(info), strict=True)
         try:
-            prepare_item(dataset, encoders[info.modality], info)
+            for module in [found[info.modality] for found, is_used in modules if is_used]:
+                prepare_item(dataset, module, info)
         except DataError as error:
             yield Broken.of(info.sample, error, f"{info.modality} {info.index}")

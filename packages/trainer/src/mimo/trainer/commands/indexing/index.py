@@ -47,7 +47,7 @@ def index_sources(
         job: resolved with ``writes_index``.
         dataset: that of the job to train on, or its held-out one.
         jobs: processes that read.
-        decodes: whether items are decoded and prepared by their encoders.
+        decodes: whether items are decoded and prepared by their encoders and generators.
         on_progress: called when a block is there.
 
     Raises:

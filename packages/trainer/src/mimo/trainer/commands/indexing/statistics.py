@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import attrs
 import numpy as np
@@ -68,7 +68,7 @@ class Distribution:
 
 @attrs.frozen(kw_only=True, eq=False)
 class Items:
-    """The items of one modality.
+    """The items of one modality that encoders read.
 
     Args:
         rows: of each, of those too that are cut off.
@@ -82,6 +82,23 @@ class Items:
 
 
 @attrs.frozen(kw_only=True, eq=False)
+class MadeItems:
+    """The items of one modality that a generator makes.
+
+    Args:
+        made_from: from how many rows of the language model each is made that isn't cut off.
+        losses: of each, of those too that are cut off.
+        cut: how many are cut off.
+        asked: rows of the placeholders of those that aren't.
+    """
+
+    made_from: Distribution
+    losses: Distribution
+    cut: int
+    asked: int
+
+
+@attrs.frozen(kw_only=True, eq=False)
 class Statistics:
     """What samples are.
 
@@ -92,7 +109,8 @@ class Statistics:
         tokens: rows of each that is not broken.
         targets: rows that are learnt, of all.
         weight: sum of their weights.
-        items: by modality, without those that there are none of.
+        items: that are read, by modality, without those that there are none of.
+        made: likewise, that are made.
     """
 
     samples: int
@@ -102,6 +120,7 @@ class Statistics:
     targets: int
     weight: float
     items: Mapping[str, Items]
+    made: Mapping[str, MadeItems]
 
     @classmethod
     def of(cls, sizes: SampleSizes) -> Statistics:
@@ -109,6 +128,7 @@ class Statistics:
         spans = _spans(len(sizes))
         sound = (np.asarray(sizes.tokens[span])[np.asarray(sizes.broken[span]) == 0] for span in spans)
         items = {name: _items(sizes, number) for number, name in enumerate(sizes.modalities)}
+        made = {name: _made(sizes, number) for number, name in enumerate(sizes.modalities)}
         return cls(
             samples=len(sizes),
             broken=sum(int(np.count_nonzero(sizes.broken[span])) for span in spans),
@@ -117,24 +137,72 @@ class Statistics:
             targets=sum(int(sizes.targets[span].sum(dtype=np.int64)) for span in spans),
             weight=float(sum(float(sizes.weight[span].sum()) for span in spans)),
             items={name: each for name, each in items.items() if each.rows.count},
+            made={name: each for name, each in made.items() if each.losses.count},
         )
 
     def distributions(self) -> dict[str, Distribution]:
-        """Return what is counted, by a name of it: tokens of samples, and rows of items by modality; none empty."""
+        """Return what is counted, by a name of it, none empty.
+
+        Tokens of samples; by modality rows of the items that are read, losses of those that are made, and from how many
+        rows these are made.
+        """
         shown = {"tokens of a sample": self.tokens}
         shown |= {f"rows of an item, {name}": items.rows for name, items in self.items.items()}
+        for name, made in self.made.items():
+            shown[f"rows that an item is made from, {name}"] = made.made_from
+            shown[f"losses of an item that is made, {name}"] = made.losses
         return {name: each for name, each in shown.items() if each.count}
 
 
 def _items(sizes: SampleSizes, modality: int) -> Items:
-    spans = _spans(len(sizes.modality))
-    cut = kept_rows = 0
-    for span in spans:
-        own, kept = sizes.modality[span] == modality, sizes.kept[span] != 0
-        cut += int(np.count_nonzero(own & ~kept))
-        kept_rows += int(sizes.rows[span][own & kept].sum(dtype=np.int64))
-    rows = Distribution.of(np.asarray(sizes.rows[span])[sizes.modality[span] == modality] for span in spans)
-    return Items(rows=rows, cut=cut, kept_rows=kept_rows)
+    found = _Modality(sizes=sizes, modality=modality, is_used=sizes.is_read)
+    cut, rows = found.cut_and_kept(sizes.rows)
+    return Items(rows=found.distribution(sizes.rows), cut=cut, kept_rows=rows)
+
+
+def _made(sizes: SampleSizes, modality: int) -> MadeItems:
+    found = _Modality(sizes=sizes, modality=modality, is_used=sizes.is_made)
+    cut, rows = found.cut_and_kept(sizes.asked)
+    return MadeItems(
+        made_from=found.distribution(sizes.made_from, kept=True),
+        losses=found.distribution(sizes.losses),
+        cut=cut,
+        asked=rows,
+    )
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class _Modality:
+    """The items of a modality that are used in one way.
+
+    Args:
+        sizes: of all samples.
+        modality: its number.
+        is_used: tells of each item of a span whether it is used so.
+    """
+
+    sizes: SampleSizes
+    modality: int
+    is_used: Callable[[slice], NDArray[np.bool_]]
+
+    def distribution(self, values: NDArray[np.int32], *, kept: bool = False) -> Distribution:
+        """Return that of values of items ``[M]``, of all of these, or only of those that aren't cut off."""
+        return Distribution.of(
+            np.asarray(values[span])[own & (self.sizes.kept[span] != 0) if kept else own] for span, own in self._own()
+        )
+
+    def cut_and_kept(self, values: NDArray[np.int32]) -> tuple[int, int]:
+        """Return how many of these items are cut off, and the sum of values ``[M]`` of the others."""
+        cut = total = 0
+        for span, own in self._own():
+            kept = self.sizes.kept[span] != 0
+            cut += int(np.count_nonzero(own & ~kept))
+            total += int(values[span][own & kept].sum(dtype=np.int64))
+        return cut, total
+
+    def _own(self) -> Iterator[tuple[slice, NDArray[np.bool_]]]:
+        for span in _spans(len(self.sizes.modality)):
+            yield span, (self.sizes.modality[span] == self.modality) & self.is_used(span)
 
 
 def _spans(length: int) -> list[slice]:

@@ -24,7 +24,7 @@ _BROKEN = 10
 
 
 def show_statistics(statistics: Statistics, max_tokens: int) -> Iterator[RenderableType]:
-    """Yield counts, percentiles, and a histogram of the tokens of samples and of the rows of items by modality."""
+    """Yield counts, percentiles, and a histogram of each of `Statistics.distributions`."""
     tokens = statistics.tokens
     summary = Table(box=None, show_header=False, pad_edge=False)
     summary.add_row("samples", f"{statistics.samples:,}, {statistics.broken:,} of them broken")
@@ -33,6 +33,12 @@ def show_statistics(statistics: Statistics, max_tokens: int) -> Iterator[Rendera
     summary.add_row("tokens", f"{tokens.total:,}, {learnt}{weighed}")
     for name, items in statistics.items.items():
         summary.add_row(name, f"{items.rows.count:,} items, {items.kept_rows:,} rows, {items.cut:,} items cut off")
+    for name, made in statistics.made.items():
+        count = made.losses.count
+        summary.add_row(
+            f"{name}, made",
+            f"{count:,} items, {made.asked:,} rows, {made.losses.total:,} losses, {made.cut:,} items cut off",
+        )
     summary.add_row("cut", f"{statistics.cut:,} samples at data.max_tokens = {max_tokens:,}")
     yield summary
     shown = statistics.distributions()
@@ -62,6 +68,7 @@ def show_index(dataset: Dataset) -> Iterator[str]:
             continue
         found = Statistics.of(sizes)
         items = "".join(f", {each.rows.count:,} {modality} items" for modality, each in found.items.items())
+        items += "".join(f", {each.losses.count:,} {modality} items to make" for modality, each in found.made.items())
         origin = origin_of(source)
         place = "" if origin is None else f" ({index_path(origin)})"
         yield (
