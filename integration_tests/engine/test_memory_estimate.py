@@ -126,6 +126,7 @@ def measure(rank: int, settings: Table) -> tuple[RankMemory, RankMemory]:
     return estimate, held
 
 
+FLOW = {"height": 4, "width": 6, "patch": 2, "hidden": 24, "layers": 2, "heads": 2, "intermediate": 37}
 LAYOUTS: Mapping[str, Modules] = {
     "one rank": {"vision": on(0, 0), "language": on(0, 0)},
     "lanes": {"vision": on(0, 2), "language": on(0, 1)},
@@ -136,6 +137,11 @@ LAYOUTS: Mapping[str, Modules] = {
     "LoRA": {
         "vision": on(0, 1, frozen=["layers.*.bias"]),
         "language": on(0, 3, pp=2, lora={"rank": 2, "targets": ["layers.[02].*"]}),
+    },
+    "a generator": {
+        "vision": on(0, 0),
+        "language": on(0, 1),
+        "drawer": on(0, 3, tp=2, fed_by="language", plugin="flow", config=FLOW),
     },
 }
 PLUGINS: Mapping[str, Mapping[str, Any]] = {

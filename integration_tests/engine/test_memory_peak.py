@@ -38,11 +38,17 @@ def settings_of(layout: str) -> Table:
     """Return settings whose samples are about equally long, and whose activations are most of what is held."""
     modules, optimizer, decoder = LAYOUTS[layout]
     settings = table(modules, microbatches=3, pictures="digits", language={**DECODER, **decoder})
-    settings["modules"]["vision"]["config"] |= {"width": 48, "intermediate": 96}
+    settings["optimizer"] |= optimizer
+    return measured(settings)
+
+
+def measured(settings: Table) -> Table:
+    """Return settings of a step whose memory is measured, with samples that are about equally long."""
+    if "vision" in settings["modules"]:
+        settings["modules"]["vision"]["config"] |= {"width": 48, "intermediate": 96}
     settings["run"] |= {"device": "cpu", "steps": 1}
     settings["logging"] = {"memory": True}
     settings["data"] |= {"words": [28, 36], "side": 16}
-    settings["optimizer"] |= optimizer
     return settings
 
 
@@ -62,6 +68,33 @@ def of_library(settings: Table, model_type: str) -> Table:
     tower |= {"image_size": 16, "patch_size": 2}
     config = {"model_type": "siglip_vision_model", "values": tower}
     settings["modules"]["vision"] |= {"plugin": "hf-encoder", "config": config}
+    return settings
+
+
+DRAWERS: Mapping[str, tuple[Modules, Mapping[str, Any], Mapping[str, Any]]] = {
+    "one rank": ({"vision": on(0, 0), "language": on(0, 0), "drawer": on(0, 0)}, {}, {}),
+    "a rank of its own": ({"vision": on(0, 0), "language": on(0, 0), "drawer": on(1, 1)}, {}, {}),
+    "lanes": ({"vision": on(0, 1), "language": on(0, 1), "drawer": on(0, 1)}, FULL, {}),
+    "tensor ranks": ({"vision": on(0, 0), "language": on(0, 1, tp=2, **SP), "drawer": on(0, 1, tp=2)}, {}, {}),
+    "recomputing": (
+        {"vision": on(0, 0), "language": on(0, 0), "drawer": on(1, 1, recompute="full")},
+        {},
+        {"reads": "own", "queries": 5},
+    ),
+    "passes over 3": ({"language": on(0, 0), "drawer": on(1, 1, batch_factor=3)}, {}, {}),
+}
+"""Modules, keys of the optimizer, and keys of the generator."""
+
+
+def of_drawer(layout: str) -> Table:
+    """Return settings of a model that makes a picture for each sample, and then reads it if it has an encoder."""
+    modules, optimizer, flow = DRAWERS[layout]
+    config = {"height": 16, "width": 16, "channels": 1, "patch": 2, "hidden": 48, "layers": 3, "heads": 4}
+    drawer = {"plugin": "flow", "fed_by": "language", "config": {**config, "intermediate": 96, **flow}}
+    modules = {**modules, "drawer": {**modules["drawer"], **drawer}}
+    roles = {"image": ["both" if "vision" in modules else "output"]}
+    settings = measured(table(modules, microbatches=3, pictures="digits", language=DECODER, roles=roles))
+    settings["optimizer"] |= optimizer
     return settings
 
 
@@ -95,3 +128,9 @@ def test_estimates_are_what_ranks_hold(layout: str, pool: Pool) -> None:
 def test_estimates_of_the_librarys_models_are_what_ranks_hold(layout: str, model_type: str, pool: Pool) -> None:
     """By what autograd saves of a row, and for a tower by the shapes of its weights."""
     check(of_library(settings_of(layout), model_type), pool)
+
+
+@pytest.mark.parametrize("layout", DRAWERS)
+def test_estimates_of_generators_are_what_ranks_hold(layout: str, pool: Pool) -> None:
+    """By their formula, of pictures that are made and then read."""
+    check(of_drawer(layout), pool)

@@ -35,9 +35,9 @@ def _layer_work(config: FlowConfig, count: int, lengths: Sequence[int], recomput
     layer = encoder_layer_cost(
         lengths, width=width, heads=config.heads, intermediate=config.intermediate, recompute=recompute
     )
-    # Norms without weights; of both parts there are besides the norm that is modulated, by how much it is scaled, the
-    # gate and what passes it.
-    kept = 8.0 * sum(lengths) * width
+    # Norms without weights; of both parts there are besides the norm that is modulated, by how much it is scaled, and
+    # what passes the gate; and all that modulates the rows, in one tensor, since the gates are kept.
+    kept = 12.0 * sum(lengths) * width
     layer += OpCost(weights=-4 * width)
     if recompute == "full":
         layer = attrs.evolve(layer, recomputed=layer.recomputed + kept)
