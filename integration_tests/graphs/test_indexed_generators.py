@@ -75,6 +75,12 @@ def settings_of(folder: Path) -> Table:
         "tokenizer": {"plugin": "word", "words": ["a", "b", "c", "d"]},
         "modules": {
             "vision": {"plugin": "vit", "ranks": [0, 1], "config": {"patch": 4, "channels": 3, "width": 16, **small}},
+            "lens": {
+                "plugin": "vit",
+                "feeds": "drawer",
+                "ranks": [0, 2],
+                "config": {"patch": 3, "channels": 3, "width": 16, **small},
+            },
             "language": {"plugin": "decoder", "ranks": [0, 1], "config": {"hidden": 16, **small}},
             "drawer": {"plugin": "flow", "fed_by": "language", "ranks": [1, 2], "config": dict(DRAWER)},
         },

@@ -291,6 +291,16 @@ def test_the_console_prints_plain_lines_where_there_is_no_terminal(tmp_path: Pat
     assert lines[4] == "r: done in 0:00"
 
 
+def test_the_console_shows_further_losses_beside_that_of_the_labels(tmp_path: Path) -> None:
+    """Of generators and teachers, by their names in the metrics."""
+    out, run = io.StringIO(), make_run(tmp_path)
+    caller = lifecycle([Progress(Console(file=out, width=200))], entry_points=())
+    caller.run_begin(run)
+    caller.step_end(run, attrs.evolve(STEP, step=2, losses={"drawer.loss": 1.23456, "tutor.divergence": float("nan")}))
+    printed = out.getvalue().splitlines()[-1]
+    assert printed.startswith("step 2/3  loss  2.5000  drawer.loss 1.2346  tutor.divergence nan     1,234 tokens/s  ")
+
+
 def test_the_console_says_that_a_run_was_stopped(tmp_path: Path) -> None:
     """A run that ends before its last step got a signal."""
     out, run = io.StringIO(), make_run(tmp_path)

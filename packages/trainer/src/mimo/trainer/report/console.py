@@ -93,8 +93,9 @@ class Progress:
         done = info.step - run.first_step + 1
         left = (time.monotonic() - self._begun) / done * (run.steps - info.step)
         width = len(str(run.steps))
+        losses = "".join(f"{name} {loss:.4f}  " for name, loss in info.losses.items())
         text = (
-            f"step {info.step:>{width}}/{run.steps}  loss {info.loss:7.4f}  "
+            f"step {info.step:>{width}}/{run.steps}  loss {info.loss:7.4f}  {losses}"
             f"{info.tokens_per_second:8,.0f} tokens/s  {show_seconds(left)} left  "
             f"data {info.data_seconds:.2f} s"
         )
