@@ -21,7 +21,7 @@ SMALL = (
     "run.evaluation_interval=0",
     "data.held_out=0.01",
     "logging.interval=1",
-    "modules.drawer.config.layers=1",
+    "modules.drawer.config.layers=2",
     "modules.drawer.config.steps=2",
 )
 RAGGED = ("--temperature", "9", "--max-tokens", "30", "--seed", "1")
@@ -30,9 +30,10 @@ RAGGED = ("--temperature", "9", "--max-tokens", "30", "--seed", "1")
 
 @pytest.fixture(scope="module")
 def drawn(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The run directory of two steps, on four processes."""
+    """The run directory of two steps, on four processes, of which two are stages of the generator."""
     directory = tmp_path_factory.mktemp("drawn") / "run"
-    ended = mimo("train", EXAMPLE, *SMALL, "run.steps=2", f"run.directory={directory}")
+    layout = ("modules.drawer.ranks=2-3", "modules.drawer.pp=2")
+    ended = mimo("train", EXAMPLE, *SMALL, *layout, "run.steps=2", f"run.directory={directory}")
     assert (ended.code, ended.err) == (0, "")
     return directory
 

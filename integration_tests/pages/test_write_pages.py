@@ -124,6 +124,18 @@ def test_the_pages_generator_keeps_its_promises(write: Callable[..., PageFiles])
     assert "\nNO chance: forward() draws no random numbers, which would differ by layout" in ended.out
 
 
+def test_the_section_on_stages_makes_a_generator_of_two(write: Callable[..., PageFiles]) -> None:
+    """What it replaces keeps its promises, that of stages too."""
+    written = write("write-a-generator.md")
+    (staged,) = re.findall(r"^## Stages.*?^```python\n(.*?)^```$", written.page, re.MULTILINE | re.DOTALL)
+    source = written.site / "mimo_generator_scribble.py"
+    source.write_text(source.read_text() + staged)
+    (words,) = (words for words in commands_of(written.page) if "--check" in words)
+    verdicts = written.mimo(*words)
+    assert "NO" not in verdicts
+    assert {line.split(":")[0] for line in verdicts.splitlines()} >= {"ok losses", "ok generation", "ok stages"}
+
+
 def _drawn(run: Path) -> list[float]:
     """Return the loss of each step of a run, and that of its generator."""
     return [loss for step in read_metrics(run)[0] for loss in (step["loss"], step["losses"]["drawer.loss"])]

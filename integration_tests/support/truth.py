@@ -310,6 +310,7 @@ def made_by_hand(
     key = step_key(job.settings.run.seed, step)
     for module in job.generators:
         losses, first, prepared = [hidden.new_zeros(0)], 0, iter(range(len(batch.items(module, 0))))
+        part = parts[module.name]
         for layout in batch.layouts:
             tokens = torch.tensor(layout.tokens)
             for item in layout.made(module.modality):
@@ -330,8 +331,8 @@ def made_by_hand(
                     ]
                 )
                 keys = item_keys(key, [layout.sample], [item.info.index])
-                with parts[module.name].drawing(items=keys):
-                    losses.append(parts[module.name].target_losses(given, rows, [(0, len(rows))], keys))
+                with part.drawing(items=keys):
+                    losses.append(part.target_losses(given, rows, [(0, len(rows))], keys, sizes=[item.info.size]))
             first += len(tokens)
         found = torch.cat(losses)
         every += len(found) if module.loss_weight else 0  # what is only reported is nothing to learn from

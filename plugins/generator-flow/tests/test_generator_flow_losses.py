@@ -195,10 +195,8 @@ def _check_dropped(_rank: int) -> None:
     config = attrs.evolve(SMALL, layers=1, drop_condition=rate)
     part, items, keys, rows = _part(config), _items(config, count), _keys(count), _rows()
     drawn = part.target_losses(items, rows, [(0, 3)] * count, keys).view(count, -1)
-    with torch.no_grad():
-        own, without = (
-            part.target_losses(items, rows, [span] * count, keys).view(count, -1) for span in ((0, 3), (0, 0))
-        )
+    part.module.eval()
+    own, without = (part.target_losses(items, rows, [span] * count, keys).view(count, -1) for span in ((0, 3), (0, 0)))
     dropped = uniform(fold(keys, 2), 1) < rate
     torch.testing.assert_close(drawn, torch.where(dropped, without, own), rtol=1e-6, atol=1e-6)
     assert abs(float(dropped.float().mean()) - rate) < 0.1

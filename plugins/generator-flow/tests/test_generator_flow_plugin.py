@@ -15,7 +15,7 @@ from PIL import Image
 from torch.utils.flop_counter import FlopCounterMode
 
 from mimo.hooks import ConfigError
-from mimo.model import GENERATORS
+from mimo.model import GENERATORS, OpCost, Stage
 from mimo.model.runtime import TensorAxis
 from mimo.model.testing import assert_generator_conforms
 from mimo_generator_flow import FLOW, FlowConfig
@@ -99,7 +99,7 @@ def test_tensor_ranks_split_what_is_wide() -> None:
     attention |= {"output.weight": 1}
     mlp = {"up.weight": 0, "up.bias": 0, "down.weight": 1}
     wanted = {f"layers.{layer}.attention.{name}": dim for layer in range(2) for name, dim in attention.items()}
-    paths = ("time", "layers.0.mlp", "layers.1.mlp")
+    paths = ("layers.0.mlp", "layers.1.mlp")
     assert cut == wanted | {f"{path}.{name}": dim for path in paths for name, dim in mlp.items()}
 
 
@@ -127,7 +127,7 @@ def test_the_formula_counts_the_products() -> None:
         forward = _products(counter)
         losses.sum().backward()
     assert FLOW.flops is not None
-    found = FLOW.flops(SMALL, 10, "none", [(9, 9)] * 3, [4, 5, 0])
+    found = FLOW.flops(SMALL, 10, Stage(), "none", [(9, 9)] * 3, [4, 5, 0])
     assert list(found) == ["connector", "generator"]
     assert sum(work.weighted for work in found.values()) == forward
     assert sum(2 * work.weighted - work.of_items for work in found.values()) == _products(counter) - forward
@@ -138,10 +138,25 @@ def test_the_formula_counts_the_products() -> None:
         assert sum(held) == work.weights, part
 
 
+def test_stages_share_out_what_the_whole_takes() -> None:
+    """Layers, and the connector on the first; each sends what is behind the layers, and one row more a picture."""
+    assert FLOW.flops is not None
+    assert FLOW.stages is not None
+    whole, *stages = (
+        FLOW.flops(SMALL, 10, stage, "none", [(8, 8)] * 2, [3, 0]) for stage in (Stage(), Stage(0, 2), Stage(1, 2))
+    )
+    assert [list(stage) for stage in stages] == [["connector", "generator"], ["generator"]]
+    assert sum((work for stage in stages for work in stage.values()), OpCost()) == sum(whole.values(), OpCost())
+    for index, stage in enumerate(stages):
+        cut = FLOW.stages.cut(FLOW.build(SMALL, 10), Stage(index, 2))
+        assert sum(work.weights for work in stage.values()) == sum(one.numel() for one in cut.parameters())
+    assert [FLOW.stages.message_rows(SMALL, (8, 8), rows) for rows in (3, 1, 0)] == [10, 8, 8]
+
+
 def test_recomputing_keeps_less_and_costs_more() -> None:
     """By the formula, of the layers."""
     assert FLOW.flops is not None
-    none, full = (FLOW.flops(SMALL, 10, how, [(8, 8)], [3])["generator"] for how in ("none", "full"))
+    none, full = (FLOW.flops(SMALL, 10, Stage(), how, [(8, 8)], [3])["generator"] for how in ("none", "full"))
     assert full.split + full.copied < none.split + none.copied
     assert full.repeated > none.repeated == 0
     assert full.recomputed > none.recomputed == 0

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mimo.model import GeneratorSpec, OpCost, TensorSupport
+from mimo.model import GeneratorSpec, GeneratorStages, OpCost, Stage, TensorSupport
 from mimo.model.runtime import EncoderMlp, Linear, Split, TensorAxis, normal, split_blocks, uniform
 from mimo.model.testing import GENERATOR_CHECKS, assert_generator_conforms, check_generator
 
@@ -32,21 +32,55 @@ class Guess(nn.Module):
         super().__init__()
         self.mlp = EncoderMlp(hidden, MIDDLE, hidden)
         self.out = Linear(hidden, 1)
+        self.stage = Stage()
 
-    def made(self, rows: Tensor, spans: Sequence[tuple[int, int]], keys: Tensor) -> Tensor:
-        """Return a number for each item, [N, 1]."""
+    def read(self, rows: Tensor, spans: Sequence[tuple[int, int]], keys: Tensor) -> Tensor:
+        """Return a row for each item, [N, H]."""
         sums = [rows[start:stop].sum(0, keepdim=True) for start, stop in spans]
         noise = normal(keys, rows.shape[1]).to(rows)
         summed = torch.cat([rows[:0], *sums]) + noise
-        return self.out(summed + self.mlp(summed)).float()  # type: ignore[no-any-return]
+        return summed + self.mlp(summed)  # type: ignore[no-any-return]
+
+    def made(self, hidden: Tensor) -> Tensor:
+        """Return a number for each item, [N, 1]."""
+        return self.out(hidden).float()  # type: ignore[no-any-return]
 
     def forward(
-        self, items: Sequence[Mapping[str, Tensor]], rows: Tensor, spans: Sequence[tuple[int, int]], keys: Tensor
+        self,
+        items: Sequence[Mapping[str, Tensor]],
+        rows: Tensor | None,
+        spans: Sequence[tuple[int, int]],
+        keys: Tensor,
+        _sizes: Sequence[tuple[int, ...]],
+        hidden: Tensor | None,
     ) -> Tensor:
-        """Return the losses."""
-        made = self.made(rows, spans, keys)
+        """Return the losses, or a row for each item from the first of two stages."""
+        if hidden is None:
+            assert rows is not None
+            hidden = self.read(rows, spans, keys)
+        if not self.stage.is_last:
+            return hidden
+        made = self.made(hidden)
         losses = [(item["value"].float() - one).square() for item, one in zip(items, made, strict=True)]
         return torch.cat([made[:0, 0], *losses])
+
+
+def _cut(module: Any, stage: Stage) -> nn.Module:
+    module.stage = stage
+    for name in (*(() if stage.is_first else ("mlp",)), *(() if stage.is_last else ("out",))):
+        delattr(module, name)
+    return module  # type: ignore[no-any-return]
+
+
+STAGES = GeneratorStages(
+    layers=lambda _config: 2,
+    message_rows=lambda _config, _size, _rows: 1,
+    width=lambda _config: HIDDEN,
+    cut=_cut,
+    parts=lambda _config, stage: frozenset(
+        name for name, held in (("mlp", stage.is_first), ("out", stage.is_last)) if held
+    ),
+)
 
 
 def _save(raw: Any, path: Path) -> Path:
@@ -59,11 +93,11 @@ def _generate(
     module: Any, _config: Config, rows: Tensor, spans: Sequence[tuple[int, int]], keys: Tensor
 ) -> list[tuple[float, ...]]:
     with torch.no_grad():
-        return [tuple(one) for one in module.made(rows, spans, keys).tolist()]
+        return [tuple(one) for one in module.made(module.read(rows, spans, keys)).tolist()]
 
 
 def _flops(
-    _config: Config, hidden: int, _recompute: str, sizes: Sequence[tuple[int, ...]], _rows: Sequence[int]
+    _config: Config, hidden: int, _stage: Stage, _recompute: str, sizes: Sequence[tuple[int, ...]], _rows: Sequence[int]
 ) -> Mapping[str, OpCost]:
     weights = 2 * hidden * MIDDLE + MIDDLE + hidden + hidden + 1
     return {"all": OpCost(weighted=2.0 * len(sizes) * weights, weights=weights)}
@@ -82,6 +116,7 @@ def spec_of(module: type[Guess] = Guess, **fields: Any) -> GeneratorSpec:
         save=_save,
         parts={"mlp": ("mlp",), "out": ("out",)},
         tensor=TensorSupport(divisible=lambda _config: {}, plan=split_blocks),
+        stages=STAGES,
         recompute={"full": lambda module: [part.forward for part in module.modules() if isinstance(part, EncoderMlp)]},
         flops=_flops,
     )
@@ -97,59 +132,77 @@ def test_a_generator_that_keeps_its_promises_breaks_none() -> None:
 
 def test_a_plain_generator_needs_nothing_more() -> None:
     """Without the optional fields their checks are not looked at, each saying why."""
-    plain = spec_of(generate=None, save=None, parts={}, tensor=None, recompute={}, flops=None)
+    none: Mapping[str, Any] = dict.fromkeys(("generate", "save", "tensor", "stages", "flops"))
+    plain = spec_of(Plain, parts={}, recompute={}, **none)
     verdicts = {verdict.check: verdict for verdict in check_generator(plain, ITEMS, hidden=HIDDEN)}
     assert {name: verdict.skipped for name, verdict in verdicts.items() if verdict.skipped} == {
         "parts": "the spec names no parts",
         "costs": "the spec has no flops",
         "generation": "the spec has no generate and save",
         "tensor ranks": "the spec has no tensor support",
+        "stages": "the spec has no stages",
         "recompute": "the spec has no recomputation",
     }
     assert not any(verdict.broken for verdict in verdicts.values())
 
 
+class Plain(Guess):
+    """Knows no stages."""
+
+    def forward(self, items: Any, rows: Any, spans: Any, keys: Any, *_of_stages: Any) -> Tensor:
+        assert not _of_stages
+        return super().forward(items, rows, spans, keys, (), None)
+
+
 class Beside(Guess):
     """Lets the first item see the rows of all."""
 
-    def made(self, rows: Tensor, spans: Sequence[tuple[int, int]], keys: Tensor) -> Tensor:
-        return super().made(rows, [(0, len(rows)), *spans[1:]] if spans else spans, keys)
+    def read(self, rows: Tensor, spans: Sequence[tuple[int, int]], keys: Tensor) -> Tensor:
+        return super().read(rows, [(0, len(rows)), *spans[1:]] if spans else spans, keys)
 
 
 class Places(Guess):
     """Draws by the place of an item among those of a call."""
 
-    def made(self, rows: Tensor, spans: Sequence[tuple[int, int]], keys: Tensor) -> Tensor:
-        return super().made(rows, spans, torch.arange(len(keys)))
+    def read(self, rows: Tensor, spans: Sequence[tuple[int, int]], keys: Tensor) -> Tensor:
+        return super().read(rows, spans, torch.arange(len(keys)))
 
 
 class Chance(Guess):
     """Draws from torch's generator."""
 
-    def made(self, rows: Tensor, spans: Sequence[tuple[int, int]], keys: Tensor) -> Tensor:
-        return super().made(rows, spans, torch.randint(1 << 40, keys.shape))
+    def read(self, rows: Tensor, spans: Sequence[tuple[int, int]], keys: Tensor) -> Tensor:
+        return super().read(rows, spans, torch.randint(1 << 40, keys.shape))
 
 
 class InRowsType(Guess):
     """Returns losses in the type of the rows."""
 
-    def forward(self, items: Any, rows: Tensor, spans: Any, keys: Tensor) -> Tensor:
-        return super().forward(items, rows, spans, keys).to(rows)
+    def forward(self, items: Any, *given: Any) -> Tensor:
+        return super().forward(items, *given).bfloat16()
 
 
 class Deaf(Guess):
     """Draws its inner part out of the graph."""
 
-    def made(self, rows: Tensor, spans: Sequence[tuple[int, int]], keys: Tensor) -> Tensor:
+    def read(self, rows: Tensor, spans: Sequence[tuple[int, int]], keys: Tensor) -> Tensor:
         with torch.no_grad():
-            return super().made(rows, spans, keys)
+            return super().read(rows, spans, keys)
+
+
+class Drops(Guess):
+    """Sends zeros from its first stage."""
+
+    def forward(self, items: Any, *given: Any) -> Tensor:
+        found = super().forward(items, *given)
+        return found if self.stage.is_last else 0 * found
 
 
 class Few(Guess):
     """Needs an item."""
 
-    def forward(self, items: Any, rows: Tensor, spans: Any, keys: Tensor) -> Tensor:
-        return super().forward(items, rows, spans, keys)[None if items else 0]
+    def forward(self, items: Any, *given: Any) -> Tensor:
+        return super().forward(items, *given)[None if items else 0]
 
 
 def _drifts(module: Any, config: Config, rows: Tensor, spans: Any, keys: Tensor) -> list[tuple[float, ...]]:
@@ -178,7 +231,7 @@ FAULTS: Mapping[str, tuple[str, Callable[[], GeneratorSpec], str]] = {
     "draws by place": ("independence", lambda: spec_of(Places), "losses of all items at once differ from those of one"),
     "draws by chance": ("chance", lambda: spec_of(Chance), "it drew from torch's generator"),
     "losses of bf16": ("number types", lambda: spec_of(InRowsType), r"losses of all items are torch\.bfloat16"),
-    "no graph": ("gradients", lambda: spec_of(Deaf), "does not require grad"),
+    "no graph": ("gradients", lambda: spec_of(Deaf), "parameter 'mlp.up.weight' got no gradient"),
     "a part of nothing": ("parts", lambda: spec_of(parts={"mlp": ("mlp", "out"), "none": ("none",)}), "'none'"),
     "weights forgotten": (
         "costs",
@@ -195,7 +248,22 @@ FAULTS: Mapping[str, tuple[str, Callable[[], GeneratorSpec], str]] = {
     "half of a sum": (
         "tensor ranks",
         lambda: spec_of(tensor=TensorSupport(divisible=lambda _config: {}, plan=_forgets)),
-        "losses differ from those of the whole module",
+        "losses of 4 items differ from those of the whole module",
+    ),
+    "a message of other rows": (
+        "stages",
+        lambda: spec_of(stages=attrs.evolve(STAGES, message_rows=lambda _config, _size, rows: rows)),
+        r"stage 0 sends a tensor of shape \(4, 6\), message_rows\(\) and width\(\) promise \(6, 6\)",
+    ),
+    "parts of another stage": (
+        "stages",
+        lambda: spec_of(stages=attrs.evolve(STAGES, parts=lambda _config, _stage: frozenset({"mlp"}))),
+        r"stage 1 holds the parts \['out'\], parts\(\) says \['mlp'\]",
+    ),
+    "a stage that forgets": (
+        "stages",
+        lambda: spec_of(Drops),
+        "losses of 4 items differ from those of the whole module",
     ),
 }
 

@@ -10,7 +10,7 @@ import pytest
 
 from mimo.data import TokenizerSpec
 from mimo.hooks import ConfigError
-from mimo.model import EncoderSpec, GeneratorSpec
+from mimo.model import EncoderSpec, GeneratorSpec, GeneratorStages
 from mimo.topology import StageId
 from mimo.trainer.config.plugin_kinds import find_installed
 from mimo.trainer.config.toml import make_settings
@@ -59,6 +59,24 @@ STUBS: Mapping[str, Any] = {
         build=_unused,
         parts={"all": ("all",)},
     ),
+    "staged": GeneratorSpec(
+        name="staged",
+        config=NoConfig,
+        measure=_unused,
+        targets=_unused,
+        prepare=_unused,
+        build=_unused,
+        generate=_unused,
+        save=_unused,
+        parts={"all": ("all",)},
+        stages=GeneratorStages(
+            layers=lambda _config: 4,
+            message_rows=lambda _config, size, rows: size[0] + rows,
+            width=lambda _config: 5,
+            cut=_unused,
+            parts=lambda _config, _stage: frozenset({"all"}),
+        ),
+    ),
     "eye": EncoderSpec(
         name="eye",
         config=NoConfig,
@@ -70,7 +88,7 @@ STUBS: Mapping[str, Any] = {
     ),
     "mute": TokenizerSpec(name="mute", config=NoConfig, build=_mute),
 }
-"""A generator and an encoder that nobody can build, and a tokenizer without placeholders."""
+"""Generators and an encoder that nobody can build, and a tokenizer without placeholders."""
 
 
 def table(tokenizer: str = "byte", **modules: Mapping[str, Any]) -> dict[str, Any]:
@@ -103,6 +121,21 @@ def test_what_follows_from_a_generator() -> None:
     assert job.beside == (drawer,)
     assert job.item_modules == (drawer,)
     assert job.tokenizer.placeholder("image") == 257
+
+
+def test_stages_of_a_generator_send_rows_that_its_plugin_counts() -> None:
+    """By the size of an item and how many rows it is made from; nothing is made in stages."""
+    job = job_of(table(drawer={**DRAWER, "plugin": "staged", "pp": 3}))
+    edges = [edge for edge in job.graph.edges if edge.target.module == "drawer"]
+    assert [edge.name for edge in edges] == ["language->drawer", "drawer.0-1", "drawer.1-2"]
+    assert [job.width(edge) for edge in edges] == [8, 5, 5]
+    assert job.message_rows_of(edges[1], (7, 2), 30) == 37
+    whole = {**LANGUAGE, "pp": 1, "tp": 2}
+    drawing = job_of(table(language=whole, drawer={**DRAWER, "plugin": "staged", "ranks": "0-1", "pp": 2}))
+    with pytest.raises(
+        ConfigError, match="modules.drawer: expected a module on rank.* whole or split by tp"
+    ):
+        check_layout(drawing)
 
 
 def test_a_modality_may_be_read_and_made() -> None:

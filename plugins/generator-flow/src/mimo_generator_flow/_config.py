@@ -132,6 +132,14 @@ class FlowConfig:
         return self.channels * self.patch**2
 
 
+def message_rows(config: FlowConfig, rows: int) -> int:
+    """Return how many rows a picture sends between stages that is made from so many of the language model.
+
+    They are those of the sequence, with one at least that it is made from, and one of what its time has become.
+    """
+    return max(rows, 1) + config.targets + 1
+
+
 def refused(key: str, expected: str, got: Any) -> ConfigError:
     """Return the error of a setting."""
     return ConfigError(f"{WHERE}.{key}", expected=expected, got=repr(got))

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mimo.hooks import hookimpl
-from mimo.model import GeneratorSpec, TensorSupport
-from mimo_generator_flow._config import FlowConfig
+from mimo.model import GeneratorSpec, GeneratorStages, Stage, TensorSupport
+from mimo_generator_flow._config import FlowConfig, message_rows
 from mimo_generator_flow._work import flow_work
 
 if TYPE_CHECKING:
@@ -50,6 +50,18 @@ def _plan(module: nn.Module, axis: TensorAxis) -> Mapping[str, Split]:
     return split_blocks(module, axis)
 
 
+def _cut(module: nn.Module, stage: Stage) -> nn.Module:
+    from mimo_generator_flow._model import FlowTransformer
+
+    assert isinstance(module, FlowTransformer)
+    module.cut(stage)
+    return module
+
+
+def _parts(_config: FlowConfig, stage: Stage) -> frozenset[str]:
+    return frozenset({"connector", "generator"} if stage.is_first else {"generator"})
+
+
 def _layers(module: nn.Module) -> list[Callable[..., Any]]:
     from mimo_generator_flow._model import FlowLayer
 
@@ -88,6 +100,13 @@ FLOW = GeneratorSpec(
     save=_save,
     parts={"connector": ("connector",), "generator": ("patch", "time", "layers", "modulation", "output")},
     tensor=TensorSupport(divisible=lambda config: {"heads": config.heads}, plan=_plan),
+    stages=GeneratorStages(
+        layers=lambda config: config.layers,
+        message_rows=lambda config, _size, rows: message_rows(config, rows),
+        width=lambda config: config.hidden,
+        cut=_cut,
+        parts=_parts,
+    ),
     recompute={"full": _layers},
     flops=flow_work,
     examples=_examples,

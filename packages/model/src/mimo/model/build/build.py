@@ -24,7 +24,7 @@ from mimo.model.build.unsupported_layers import check_layers
 from mimo.model.draws import DrawKeys, attach_draws
 from mimo.model.layers import DefersWeightGrads, WeightGradQueue
 from mimo.model.parallel import ContextAxis, ExpertAxis, Split, TensorAxis
-from mimo.model.spec import EncoderSpec, LanguageModelSpec, Lora, ModuleSpec, Stage
+from mimo.model.spec import LanguageModelSpec, Lora, ModuleSpec, Stage
 from mimo.topology import Grid, Recompute
 from mimo.topology.meshes import local
 
@@ -154,7 +154,7 @@ def build_part(
         name=grid.name,
         module=module,
         stage=stage,
-        staged=isinstance(spec, EncoderSpec)
+        staged=not isinstance(spec, LanguageModelSpec)
         and (spec.stages is not None or (stage.seam and (stage.is_projector or stage.ends_tower))),
         parameters={name: parameters[name] for name in names},
         splits={name: splits[path] for name, path in names.items()},

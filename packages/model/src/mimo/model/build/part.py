@@ -31,7 +31,8 @@ class Part:
         parameters: by full name, ``<module>.<path with global layer index>``: DTensors of the full shapes over those
             pieces, on the module's tensor mesh, those of experts on its expert mesh.
         stage: which of the module's stages it is.
-        staged: whether an encoder's forward is that of `EncoderStages.cut` or `EncoderSeam.cut`.
+        staged: whether the forward of an encoder or generator is that of `EncoderStages.cut`, `EncoderSeam.cut` or
+            `GeneratorStages.cut`.
         splits: how each parameter lies over tensor or expert ranks, by full name.
         tied: full names of parameters that the first and the last stage both hold, on those two; stage 0 owns them.
             A rank that holds both stages holds them once.
@@ -125,9 +126,30 @@ class Part:
         return cast("Tensor", rows)
 
     def target_losses(
-        self, items: Sequence[Mapping[str, Tensor]], rows: Tensor, spans: Sequence[tuple[int, int]], keys: Tensor
+        self,
+        items: Sequence[Mapping[str, Tensor]],
+        rows: Tensor | None,
+        spans: Sequence[tuple[int, int]],
+        keys: Tensor,
+        *,
+        sizes: Sequence[tuple[int, ...]] = (),
+        hidden: Tensor | None = None,
     ) -> Tensor:
-        """Run a generator in training; for the arguments and what it returns see `mimo.model.GeneratorSpec.build`."""
+        """Run a generator's stage; for the first four arguments see `mimo.model.GeneratorSpec.build`.
+
+        Args:
+            items: prepared, on the first and the last stage; empty on those between.
+            rows: of the language model, on the first stage.
+            spans: of each item in them, on every stage.
+            keys: of each item, on every stage.
+            sizes: header sizes of the items, which stages may need.
+            hidden: rows from the stage before; None on stage 0.
+
+        Returns:
+            Losses, or the rows that a stage sends to the next one.
+        """
+        if self.staged:
+            return cast("Tensor", self.module(items, rows, spans, keys, sizes, hidden))
         return cast("Tensor", self.module(items, rows, spans, keys))
 
 

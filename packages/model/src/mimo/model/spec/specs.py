@@ -122,6 +122,31 @@ class EncoderStages:
 
 
 @attrs.frozen(kw_only=True)
+class GeneratorStages:
+    """How a generator is cut into pipeline stages.
+
+    Args:
+        layers: number of layers that stages may share out.
+        message_rows: rows that one item of this size, made from so many rows of the language model, sends from stage to
+            stage.
+        width: columns of those rows.
+        cut: keeps of a whole module what one stage runs. The result's forward is
+            ``forward(items, rows, spans, keys, sizes, hidden) -> Tensor``: the first four as of `GeneratorSpec.build`,
+            but ``items`` are there on the first and the last stage, and empty between, and ``rows`` on the first, and
+            None on later ones. ``sizes`` are header sizes of the items on every stage, ``hidden`` the rows from the
+            stage before (None on the first). The last stage returns losses. What is drawn need not travel: keys are
+            the same on every stage.
+        parts: names of the spec's parts that a stage holds.
+    """
+
+    layers: Callable[[Any], int]
+    message_rows: Callable[[Any, tuple[int, ...], int], int]
+    width: Callable[[Any], int]
+    cut: Callable[[nn.Module, Stage], nn.Module]
+    parts: Callable[[Any, Stage], frozenset[str]]
+
+
+@attrs.frozen(kw_only=True)
 class EncoderSeam:
     """Where an encoder's tower ends and its projector begins, so that a frozen tower may work a step ahead of it.
 
@@ -307,7 +332,8 @@ class GeneratorSpec:
             returns the losses of the targets of all items in order, fp32, an empty list included: ``items`` are
             prepared, ``rows`` [R, hidden] of the language model's last stage, ``spans`` begin and end of each item's in
             them, which may overlap or be empty, and ``keys`` [N] on the CPU what it draws by for each
-            (`mimo.model.runtime.normal` and ``uniform``), so that no layout changes the noise.
+            (`mimo.model.runtime.normal` and ``uniform``), so that no layout changes the noise. The module's
+            ``training`` says whether it is trained or evaluated, also where nothing asks for a gradient.
         modality: what it makes, and the default name of its placeholder, ``<image>``.
         reads: of a config, from which rows of the language model it makes an item.
         rows: of a config, how many rows the placeholder of an item that is to be made is in the language model, 1 or
@@ -318,11 +344,12 @@ class GeneratorSpec:
             ``mimo generate`` is refused.
         parts: names by which a user may freeze it, each with the parameter-name prefixes that it covers.
         tensor: support for ``tp``; without it only ``tp = 1`` is accepted.
+        stages: support for ``pp``; without it only ``pp = 1`` is accepted.
         recompute: support for recomputation, see `EncoderSpec`.
         compiles: whether its layers may be compiled, likewise.
-        flops: of a config, the width of the language model's rows, what is recomputed, the sizes of items and from how
-            many rows each is made, what a forward takes, by part, in the order in which data passes them; without it
-            costs are guessed from the parameters.
+        flops: of a config, the width of the language model's rows, a stage, what is recomputed, the sizes of items and
+            from how many rows each is made, what a forward of that stage takes, by part, in the order in which data
+            passes them; without it costs are guessed from the parameters.
         examples: of a config, raw items of unlike sizes that ``mimo plugins --check`` looks at it with; without it
             those are pictures.
         blank: of a size, a raw item of that size, see `EncoderSpec`.
@@ -341,14 +368,16 @@ class GeneratorSpec:
     save: Callable[[Any, Path], Path] | None = None
     parts: Mapping[str, Sequence[str]] = attrs.field(factory=dict)
     tensor: TensorSupport | None = None
+    stages: GeneratorStages | None = None
     recompute: Mapping[str, Methods] = attrs.field(factory=dict)
     compiles: bool = True
-    flops: Callable[[Any, int, Recompute, Sequence[tuple[int, ...]], Sequence[int]], Mapping[str, OpCost]] | None = None
+    flops: (
+        Callable[[Any, int, Stage, Recompute, Sequence[tuple[int, ...]], Sequence[int]], Mapping[str, OpCost]] | None
+    ) = None
     examples: Callable[[Any], Sequence[Any]] | None = None
     blank: Callable[[tuple[int, ...]], Any] | None = None
     # What no generator has so far; each is refused by the path of its setting.
     context: ClassVar[None] = None
-    stages: ClassVar[None] = None
     seam: ClassVar[None] = None
 
 

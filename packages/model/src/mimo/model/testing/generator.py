@@ -1,8 +1,9 @@
-"""All checks of a generator, alone and on two tensor ranks."""
+"""All checks of a generator, alone, in two stages, and on two ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from itertools import accumulate, cycle, islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -86,9 +87,8 @@ class GeneratorSubject:
             stirred: whether its parameters are moved off their initial values; the same in any layout.
         """
         layout = layout or Layout()
-        parts, axes = build_stages(
-            self.spec, self.config, name=_NAME, layout=layout, stages=[Stage()], hidden=self.hidden
-        )
+        stages = [Stage(index, layout.pp) for index in range(layout.pp)]
+        parts, axes = build_stages(self.spec, self.config, name=_NAME, layout=layout, stages=stages, hidden=self.hidden)
         built = BuiltParts(parts=parts, layout=layout, axes=axes)
         if stirred:
             built.stir()
@@ -101,22 +101,50 @@ class GeneratorSubject:
     def losses(self, built: BuiltParts, which: Sequence[int] | None = None, *, seen: Tensor | None = None) -> Tensor:
         """Return the losses of some items, in the order in which they are asked for; of all if None.
 
+        Where ranks share the rows, those of its slice.
+
         Args:
             built: the module.
             which: indices of the items.
             seen: rows of the language model; None for those of `seen`, in the type of the parameters.
+
+        Raises:
+            BrokenError: a stage returns no tensor, or sends other rows than it promises.
         """
         which = range(len(self.raw)) if which is None else which
-        items, spans, index = self.items(built.layout.dtype), self.spans(), torch.tensor(which, dtype=torch.int64)
-        found = built.parts[0].target_losses(
-            [items[one] for one in which],
-            self.seen(built.layout.dtype) if seen is None else seen,
-            [spans[one] for one in which],
-            self.keys()[index],
-        )
-        if not isinstance(found, Tensor):
-            raise BrokenError(f"of {len(which)} items forward() returned {type(found).__name__}, not a tensor")
+        items, spans, sizes = self.items(built.layout.dtype), self.spans(), self.sizes()
+        keys = self.keys()[torch.tensor(which, dtype=torch.int64)]
+        found, rows = None, _held(built, self.seen(built.layout.dtype) if seen is None else seen)
+        for part in built.parts:
+            first, last = part.stage.is_first, part.stage.is_last
+            found = part.target_losses(
+                [items[one] for one in which] if first or last else [],
+                rows if first else None,
+                [spans[one] for one in which],
+                keys,
+                sizes=[sizes[one] for one in which],
+                hidden=found,
+            )
+            if not isinstance(found, Tensor):
+                raise BrokenError(f"of {len(which)} items forward() returned {type(found).__name__}, not a tensor")
+            if not last:
+                self._check_sent(built, part.stage, [(sizes[one], spans[one]) for one in which], found)
+        assert found is not None
         return found
+
+    def _check_sent(
+        self, built: BuiltParts, stage: Stage, items: Sequence[tuple[tuple[int, ...], tuple[int, int]]], sent: Tensor
+    ) -> None:
+        """Refuse a message of other rows than the spec promises for items of these sizes and spans."""
+        stages = self.spec.stages
+        assert stages is not None
+        rows = sum(stages.message_rows(self.config, size, stop - start) for size, (start, stop) in items)
+        promised = (-(-rows // built.slices), stages.width(self.config))
+        if tuple(sent.shape) != promised:
+            raise BrokenError(
+                f"stage {stage.index} sends a tensor of shape {tuple(sent.shape)}, message_rows() and width() promise "
+                f"{promised}"
+            )
 
     def rows(self, built: BuiltParts) -> Tensor:
         """Return the losses of all items, one a row."""
@@ -124,7 +152,7 @@ class GeneratorSubject:
 
     def learn(self, built: BuiltParts) -> None:
         """Take the gradients of some sum of the losses of all items."""
-        _learn(self, built, self.seen())
+        _learn(self, built, None, self.seen())
 
 
 def check_losses(subject: GeneratorSubject) -> None:
@@ -195,7 +223,7 @@ def check_costs(subject: GeneratorSubject) -> None:
         raise SkippedError("the spec has no flops")
     sizes, counts = subject.sizes(), [stop - start for start, stop in subject.spans()]
     one, every = (
-        list(flops(subject.config, subject.hidden, "none", sizes[:number], counts[:number]).values())
+        list(flops(subject.config, subject.hidden, Stage(), "none", sizes[:number], counts[:number]).values())
         for number in (1, len(sizes))
     )
     counted, held = sum(work.weights for work in every), sum(p.numel() for p in subject.build().parameters.values())
@@ -238,6 +266,19 @@ def check_tensor(subject: GeneratorSubject) -> None:
     _check_layout(subject, Layout(tp=_RANKS))
 
 
+def check_stages(subject: GeneratorSubject) -> None:
+    """Stages one after the other compute what the whole does, and send the rows that they promise."""
+    stages = subject.spec.stages
+    if stages is None:
+        raise SkippedError("the spec has no stages")
+    modules.refuse_layout(subject, _NAME, Layout(pp=_RANKS))
+    for part in subject.build(Layout(pp=_RANKS)).parts:
+        named = stages.parts(subject.config, part.stage)
+        if named != (held := modules.held_parts(subject.spec, part)):
+            raise BrokenError(f"stage {part.stage.index} holds the parts {sorted(held)}, parts() says {sorted(named)}")
+    _check_layout(subject, Layout(pp=_RANKS))
+
+
 def check_recompute(subject: GeneratorSubject) -> None:
     """Recomputation changes neither losses nor gradients."""
     if not subject.spec.recompute:
@@ -247,27 +288,49 @@ def check_recompute(subject: GeneratorSubject) -> None:
 
 
 def _check_layout(subject: GeneratorSubject, layout: Layout) -> None:
+    """Compare a layout with the whole module, with all items, with one, and without any."""
     modules.refuse_layout(subject, _NAME, layout)
     check_initial_values(*(subject.build(one, stirred=False).values() for one in (layout, Layout())))
-    split, whole = subject.build(layout), subject.build()
-    compare_rows(subject.rows(split), subject.rows(whole).detach(), "losses", "those of the whole module")
-    found, wanted = subject.seen(), subject.seen()
-    _learn(subject, split, found)
-    _learn(subject, whole, wanted)
-    check_copies(split)
-    compare_gradients(split.gradients(), whole.gradients())
-    assert found.grad is not None
-    assert wanted.grad is not None
-    compare_gradients({"rows": found.grad}, {"rows": wanted.grad}, of="input")
-    if (losses := subject.losses(split, [])).requires_grad:  # a microbatch without items
-        losses.sum().backward()
+    for which in (None, [0], []):
+        split, whole = subject.build(layout), subject.build()
+        losses, wanted = subject.losses(split, which), _held(split, subject.losses(whole, which))
+        what = f"losses of {len(subject.raw) if which is None else len(which)} items"
+        compare_rows(losses.unsqueeze(1), wanted.detach().unsqueeze(1), what, "those of the whole module")
+        seen, seen_whole = subject.seen(), subject.seen()
+        _learn(subject, split, which, seen)
+        _learn(subject, whole, which, seen_whole)
+        if which == []:  # where not even copies need have gradients
+            continue
+        check_copies(split)
+        compare_gradients(split.gradients(), whole.gradients())
+        assert seen.grad is not None
+        assert seen_whole.grad is not None
+        compare_gradients({"rows": _whole(split, seen.grad)}, {"rows": seen_whole.grad}, of="input")
 
 
-def _learn(subject: GeneratorSubject, built: BuiltParts, seen: Tensor) -> None:
-    losses = subject.losses(built, seen=seen)
-    with built.parts[0].defer_weight_grads() as later:
-        losses.backward(torch.randn(len(losses), generator=torch.Generator().manual_seed(7)))
-    later()
+def _held(built: BuiltParts, rows: Tensor) -> Tensor:
+    """Return a rank's slice of rows [R, ...], padded with zeros."""
+    each = -(-len(rows) // built.slices)
+    mine = rows[built.slice * each :][:each]
+    return torch.cat([mine, mine.new_zeros(each - len(mine), *rows.shape[1:])])
+
+
+def _whole(built: BuiltParts, piece: Tensor) -> Tensor:
+    """Return the sum of what the ranks have that share rows."""
+    return built.axes.total(piece, ("cp", "tp") if built.axes.axis.splits_rows else ("cp",))
+
+
+def _learn(subject: GeneratorSubject, built: BuiltParts, which: Sequence[int] | None, seen: Tensor) -> None:
+    losses = subject.losses(built, which, seen=seen)
+    if not losses.requires_grad and which == []:
+        return
+    count = sum(subject.counts()[one] for one in (range(len(subject.raw)) if which is None else which))
+    weights = torch.randn(count, generator=torch.Generator().manual_seed(7))
+    with ExitStack() as stack:
+        later = [stack.enter_context(part.defer_weight_grads()) for part in built.parts]
+        losses.backward(_held(built, weights))
+    for compute in later:
+        compute()
 
 
 GENERATOR_CHECKS: Mapping[str, Check] = {
@@ -286,6 +349,7 @@ GENERATOR_CHECKS: Mapping[str, Check] = {
     "costs": Check(check_costs),
     "generation": Check(check_made),
     "tensor ranks": Check(check_tensor, _RANKS),
+    "stages": Check(check_stages),
     "recompute": Check(check_recompute),
 }
 """What is checked, by its short name, in the order in which a beginner should mend it."""

@@ -65,7 +65,7 @@ class Microbatch:
         self._token_cuts: dict[tuple[str, int, int], TokenCut] = {}
         self._passes: dict[str, tuple[Microbatch, ...]] = {}
         self._known: dict[str, Routes] = {}
-        self._ahead: dict[tuple[str, int, int], ItemAhead] = {}
+        self._ahead: dict[tuple[str, int, int], list[ItemAhead]] = {}
 
     def pass_with(self, module: str, microbatches: tuple[Microbatch, ...]) -> None:
         """Return which microbatches, this among them, one pass of a module serves; by default this one alone."""
@@ -163,14 +163,15 @@ class Microbatch:
         """
         count = len(self.items(module, lane))
         for number in reversed(range(count)):  # towards threads that decode from the first on: none is waited for twice
-            if ahead := self._ahead.get((module.name, lane, number)):
+            for ahead in self._ahead.get((module.name, lane, number), [])[:1]:
                 ahead.wait()
         return [self.prepare_one(module, lane, number) for number in range(count)]
 
     def prepare_one(self, module: JobModule, lane: int, number: int) -> Item:
         """Decode one of the items that a lane of an encoder reads, as `prepare` does."""
         item = self.items(module, lane)[number]
-        ahead = self._ahead.pop((module.name, lane, number), None)
+        waiting = self._ahead.get((module.name, lane, number))
+        ahead = waiting.pop(0) if waiting else None
         prepare = partial(blank_item, module, item.info) if item.is_broken else self._preparing(module, item)
         if self._kept is None:
             return prepare() if ahead is None else ahead.take()
@@ -185,16 +186,19 @@ class Microbatch:
         return [number for number, item in enumerate(items) if decoder_of(item.info, ranks) == rank], True
 
     def prepare_ahead(self, module: JobModule, place: Coordinates, submit: Callable[[Prepare], ItemAhead]) -> None:
-        """Have the items that a rank is to decode decoded before: once each, as what is prepared is handed over.
+        """Have the items that a rank is to decode decoded before.
+
+        What is prepared is handed over, so call it once for each of the rank's stages where items enter.
 
         Args:
-            module: the encoder.
+            module: the encoder, or generator.
             place: where the rank stands in its grid.
             submit: has an item prepared, and returns what waits for it.
         """
         items = self.items(module, place.dp)
         for number in self.own_items(module, place)[0]:
-            self._ahead[module.name, place.dp, number] = submit(self._preparing(module, items[number]))
+            submitted = submit(self._preparing(module, items[number]))
+            self._ahead.setdefault((module.name, place.dp, number), []).append(submitted)
 
     def find_broken(self, places: Sequence[tuple[JobModule, Coordinates]]) -> dict[tuple[int, int], DataError]:
         """Return by position of the sample and index which items can't be decoded, when all have been prepared ahead.
@@ -206,13 +210,13 @@ class Microbatch:
         for module, place in places:
             items = self.lane_items(module, place.dp)
             for number in self.own_items(module, place)[0]:
-                ahead = self._ahead.get((module.name, place.dp, number))
-                error = None if ahead is None else ahead.wait()  # None where reading ahead failed and no longer does
-                if error is not None and not isinstance(error, Exception):
-                    raise error  # an interrupt, which is for now
-                if isinstance(error, DataError):
-                    position, item = items[number]
-                    found.setdefault((position, item.info.index), error)
+                for ahead in self._ahead.get((module.name, place.dp, number), ()):
+                    error = ahead.wait()  # None where reading ahead failed and no longer does
+                    if error is not None and not isinstance(error, Exception):
+                        raise error  # an interrupt, which is for now
+                    if isinstance(error, DataError):
+                        position, item = items[number]
+                        found.setdefault((position, item.info.index), error)
         return found
 
     def mark_broken(self, broken: Mapping[int, Collection[int]]) -> None:
@@ -226,7 +230,7 @@ class Microbatch:
         for module in self._job.item_modules:
             for lane in range(module.grid.dp):
                 for number, item in enumerate(self.items(module, lane)):
-                    if item.is_broken and (ahead := self._ahead.pop((module.name, lane, number), None)) is not None:
+                    for ahead in self._ahead.pop((module.name, lane, number), ()) if item.is_broken else ():
                         with contextlib.suppress(Exception):  # it is known, and whatever was prepared is let go
                             ahead.take()
 
@@ -283,17 +287,17 @@ class Microbatch:
     def route(self, edge: Edge, rank: int) -> Route:
         """Return what ``rank`` sends and receives on ``edge``."""
         if edge.name not in self._known:
-            self._known[edge.name] = self._cache.of(self._key(self._job.module(edge.source.module)))
+            self._known[edge.name] = self._cache.of(self._key(self._job.carried_by(edge)))
         routes, key = self._known[edge.name], (edge.name, rank)
         if key not in routes:
             routes[key] = self._pipeline(edge, rank) if self._job.is_inside(edge) else self._boundary(edge, rank)
         return routes[key]
 
-    def _key(self, source: JobModule) -> Hashable:
-        """Return what the routes from a module follow from: for slices of a pass, that is all its microbatches."""
-        if not is_sliced(source):
+    def _key(self, carried: JobModule) -> Hashable:
+        """Return what a module's routes follow from: for slices of a pass, that is all its microbatches."""
+        if not is_sliced(carried):
             return self._shape
-        whole, index = self._pass(source)
+        whole, index = self._pass(carried)
         return self._shape if len(whole) == 1 else (index, *(microbatch._shape for microbatch in whole))  # noqa: SLF001 - its own class's
 
     @cached_property
@@ -338,7 +342,7 @@ class Microbatch:
         else:
             whole, index = self._pass(module)
             count = partial(self._job.message_rows, edge)
-            counts = [sum(count(item.info.size) for item in one.items(module, place.dp)) for one in whole]
+            counts = [sum(map(count, one.items(module, place.dp))) for one in whole]
             rows = held_part(module, place, counts, index)
         source, target = (self._pipeline_rank(stage) for stage in (edge.source, edge.target))
         return pipeline_route(module.grid, rank=rank, source=source, target=target, rows=rows)
@@ -385,7 +389,9 @@ class Microbatch:
         return self._job.model_graph.by_name[built.module].pipeline_rank(built.stage)
 
     def _lane_rows(self, module: JobModule, lane: int) -> int:
-        """Return how many rows a lane of an encoder makes."""
+        """Return how many rows a lane of an encoder makes, or one of a generator is sent."""
+        if module.is_generator:
+            return self.fed_spans(module, lane)[1]
         return sum(item.rows for item in self.items(module, lane))
 
     def _token_cut(self, module: JobModule, lane: int, *, slices: int = 0) -> TokenCut:

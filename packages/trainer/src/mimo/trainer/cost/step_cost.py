@@ -197,7 +197,7 @@ def op_costs(job: Job, stage: StageId, stats: SampleStats) -> Mapping[str, OpCos
     if isinstance(module.spec, GeneratorSpec):
         made, spec = stats.made.get(module.name, MadeStats()), module.spec
         if spec.flops is not None:
-            return spec.flops(module.config, job.row_width(module), cut.recompute, made.sizes, made.rows)
+            return spec.flops(module.config, job.row_width(module), plugin_stage, cut.recompute, made.sizes, made.rows)
         return _from_shapes(job, module, plugin_stage, sum(spec.targets(module.config, size) for size in made.sizes))
     own = stats.of_module(module)
     if module.spec.flops is not None:
@@ -288,7 +288,10 @@ def _cuts(module: JobModule) -> int:
 
 def _rows(job: Job, edge: Edge, source: JobModule, stats: SampleStats) -> int:
     if (generator := job.carried_by(edge)).is_generator:
-        return stats.made.get(generator.name, MadeStats()).sent
+        made = stats.made.get(generator.name, MadeStats())
+        if not job.is_inside(edge):
+            return made.sent
+        return sum(job.message_rows_of(edge, *of_item) for of_item in zip(made.sizes, made.rows, strict=True))
     if isinstance(source.spec, LanguageModelSpec):
         own = stats.of_module(source)
         return own.labels if job.teaches(edge) else sum(own.lengths)
@@ -296,4 +299,4 @@ def _rows(job: Job, edge: Edge, source: JobModule, stats: SampleStats) -> int:
     sizes: Sequence[tuple[int, ...]] = stats.sizes_of(source)
     if not job.is_inside(edge):
         return sum(source.spec.rows(source.config, size) for size in sizes)
-    return sum(job.message_rows(edge, size) for size in sizes)
+    return sum(job.message_rows_of(edge, size) for size in sizes)

@@ -176,7 +176,7 @@ def check_layout(job: Job) -> None:
             )
         _check(job, language, language.grid.pp == 1, f"pp = 1, as modules.{module.name} makes items of its rows")
         expected = f"a module on rank {show_ranks(first)} of the language model, whole or split by tp alone"
-        _check(job, module, set(first).issubset(module.grid.ranks), expected)
+        _check(job, module, set(first).issubset(module.grid.ranks) and module.grid.pp == 1, expected)
 
 
 def _check(job: Job, module: JobModule, has_place: bool, expected: str) -> None:  # noqa: FBT001 - one of two checks

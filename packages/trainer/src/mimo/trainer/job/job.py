@@ -331,15 +331,24 @@ class Job:
         source = self.module(edge.source.module)
         return self.module(edge.target.module) if source.name == LANGUAGE else source
 
-    def message_rows(self, edge: Edge, size: tuple[int, ...]) -> int:
-        """Return the rows that one item of this size sends on an edge inside an encoder."""
+    def message_rows(self, edge: Edge, item: PlacedItem) -> int:
+        """Return the rows that one item sends on an edge inside an encoder, or inside the generator that makes it."""
+        start, stop = item.made_from or (0, 0)
+        return self.message_rows_of(edge, item.info.size, stop - start)
+
+    def message_rows_of(self, edge: Edge, size: tuple[int, ...], made_from: int = 0) -> int:
+        """Return the same of an item of this size, which a generator makes from so many rows."""
         source = self.module(edge.source.module)
-        assert isinstance(source.spec, EncoderSpec), source.name
+        spec, config = source.spec, source.config
+        if isinstance(spec, GeneratorSpec):
+            assert spec.stages is not None
+            return spec.stages.message_rows(config, size, made_from)
+        assert isinstance(spec, EncoderSpec), source.name
         if edge.is_boundary:
-            assert source.spec.seam is not None
-            return source.spec.seam.rows(source.config, size)
-        assert source.spec.stages is not None
-        return source.spec.stages.message_rows(source.config, size)
+            assert spec.seam is not None
+            return spec.seam.rows(config, size)
+        assert spec.stages is not None
+        return spec.stages.message_rows(config, size)
 
     def sample_order(self, *, version: int = 0, changes: Sequence[WeightChange] = ()) -> SampleOrder:
         """Return the order in which a run reads the samples to train on, of a new run unless the arguments say more.

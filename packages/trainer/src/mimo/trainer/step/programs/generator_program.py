@@ -1,9 +1,8 @@
-"""What a generator does in a plan: rows of what feeds it in, losses of the items that it is to make of them out."""
+"""What a stage of a generator does in a plan: rows of the language model in, losses of what they are to make out."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -15,8 +14,6 @@ from mimo.model.runtime import item_keys, step_key
 from mimo.schedule.runtime import LOSS
 from mimo.topology.device_copies import to_device
 from mimo.trainer.batch.microbatch import Microbatch
-from mimo.trainer.config.settings import LANGUAGE
-from mimo.trainer.job.job import JobModule
 from mimo.trainer.step.programs.item_program import ItemProgram
 from mimo.trainer.step.programs.loss_terms import loss_factor, loss_name, target_counts, targets_name
 from mimo.trainer.step.programs.program import NumberedData, add_sum
@@ -26,27 +23,44 @@ _NO_STEP = 0
 
 
 class GeneratorProgram(ItemProgram):
-    """A generator: rows of the language model and of its own encoders in, losses out."""
+    """A stage of a generator: rows of the language model in, losses out."""
 
     def begin(self, data: NumberedData, *, scores: bool, following: NumberedData | None = None) -> None:
         """Take the samples of the step to come, as `Program.begin` says."""
         super().begin(data, scores=scores, following=following)
         self._noise = step_key(self.job.settings.run.seed, _NO_STEP if data.number is None else data.number)
         self._factor = 1.0 if scores else loss_factor(self.module, data.data.layouts)
+        if self.part.module.training != (data.number is not None):  # asked first, since a large module has many parts
+            self.part.module.train(data.number is not None)
 
     def forward(self, microbatches: tuple[int, ...], inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        """Make the items of this lane from rows, and compare them with what they are to be."""
+        """Make the items of this lane from rows, and on the last stage compare them with what they are to be."""
         batches = [self._microbatches[microbatch] for microbatch in microbatches]
         prepared = self._prepare(batches)
-        rows, spans = self._fed(batches, inputs)
+        stage, (given,) = self.part.stage, inputs.values()
+        with self.part.drawing(items=self._item_keys(microbatches)):
+            found = self.part.target_losses(
+                prepared,
+                given if stage.is_first else None,
+                self._spans(batches),
+                self._noise_keys(batches),
+                sizes=[item.info.size for batch in batches for item in batch.items(self.module, self.place.dp)],
+                hidden=None if stage.is_first else given,
+            )
+        if not stage.is_last:
+            return self._outputs(self._recorded(microbatches, inputs, found))
+        return self._loss_of(microbatches, inputs, found)
+
+    def _loss_of(
+        self, microbatches: tuple[int, ...], inputs: Mapping[str, Tensor], losses: Tensor
+    ) -> Mapping[str, Tensor]:
+        """Return what the losses of a pass add to that of the step, and count them."""
         counts, weights = list[int](), list[float]()
-        for batch in batches:
+        for batch in (self._microbatches[microbatch] for microbatch in microbatches):
             for position in batch.made_samples(self.module, self.place.dp):
                 own = target_counts(self.module, batch.layouts[position])
                 counts += own
                 weights += [float(not batch.layouts[position].is_broken)] * len(own)
-        with self.part.drawing(items=self._item_keys(microbatches)):
-            losses = self.part.target_losses(prepared, rows, spans, self._noise_keys(batches))
         self._check(losses, counts)
         losses = self._recorded(microbatches, inputs, losses.unsqueeze(1)).squeeze(1)
         if not all(weights):
@@ -66,11 +80,10 @@ class GeneratorProgram(ItemProgram):
         return {LOSS: loss}
 
     def make(self, rows: Tensor, *, seed: int, prompt: int, index: int) -> Any:
-        """Return the item, as datasets give one, that is made from rows [C, H].
+        """Return the item, as datasets give one, that is made from rows [C, H] of the language model.
 
         Args:
-            rows: all that it is made from: those of its own encoders, in the order of the file, and then those of the
-                language model.
+            rows: all that it is made from.
             seed: of the noise.
             prompt: number of the prompt that calls for it, by which noise is drawn too.
             index: of the item in its sequence, likewise.
@@ -84,35 +97,14 @@ class GeneratorProgram(ItemProgram):
             (made,) = spec.generate(self.part.module, self.module.config, rows, [(0, len(rows))], keys)
         return made
 
-    def _fed(self, batches: Sequence[Microbatch], inputs: Mapping[str, Tensor]) -> tuple[Tensor, list[tuple[int, int]]]:
-        """Return the rows of a pass, and begin and end of each item's in them.
-
-        Where several modules feed it, each item has rows of its own, those of encoders first: rows from which several
-        items are made are there once for each.
-        """
-        edges = {self.job.module(edge.source.module).name: edge for edge in self.job.graph.inputs(self.stage)}
-        feeders = sorted(edges, key=lambda name: name == LANGUAGE)
-        found = [self._spans(batches, self.job.module(name)) for name in feeders]
-        rows = [inputs[edges[name].name] for name in feeders]
-        if len(feeders) == 1:
-            return rows[0], found[0][0]
-        firsts = [0, *accumulate(count for _, count in found)]
-        runs = [
-            [range(first + start, first + stop) for first, (start, stop) in zip(firsts[:-1], spans, strict=True)]
-            for spans in zip(*(own for own, _ in found), strict=True)
-        ]
-        taken = torch.tensor([row for own in runs for run in own for row in run], dtype=torch.int64)
-        bounds = [0, *accumulate(sum(map(len, own)) for own in runs)]
-        return torch.cat(rows).index_select(0, to_device(taken, self.device)), [*pairwise(bounds)]
-
-    def _spans(self, batches: Sequence[Microbatch], source: JobModule) -> tuple[list[tuple[int, int]], int]:
-        """Return begin and end of each item's rows in those that a module sends in a pass, and the number of all."""
+    def _spans(self, batches: Sequence[Microbatch]) -> list[tuple[int, int]]:
+        """Return begin and end of each item's rows in those of a pass."""
         found, first = list[tuple[int, int]](), 0
         for batch in batches:
-            spans, rows = batch.fed_spans(self.module, source, self.place.dp)
+            spans, rows = batch.fed_spans(self.module, self.place.dp)
             found += [(first + start, first + stop) for start, stop in spans]
             first += rows
-        return found, first
+        return found
 
     def _noise_keys(self, batches: Sequence[Microbatch]) -> Tensor:
         """Return by what noise is drawn for the items of a pass, [N] on the CPU."""

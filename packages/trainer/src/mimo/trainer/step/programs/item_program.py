@@ -20,7 +20,13 @@ from mimo.trainer.step.programs.program import Program
 
 
 class ItemProgram(Program):
-    """A stage that is given items."""
+    """A stage of a module that is given items."""
+
+    @property
+    def takes_items(self) -> bool:
+        """Whether items enter here: on the first stage, and on a generator's last, which compares with them."""
+        stage = self.part.stage
+        return stage.is_first or (self.module.is_generator and stage.is_last)
 
     def _item_keys(self, microbatches: Sequence[int]) -> Tensor | None:
         """Return by what is drawn for the items of a pass, [N]; None for nothing."""
@@ -34,8 +40,8 @@ class ItemProgram(Program):
         return torch.cat(found)
 
     def _prepare(self, batches: Sequence[Microbatch]) -> list[Item]:
-        """Return the items of a pass, where they enter the encoder; ranks may meet to hand on what each has decoded."""
-        if not self.part.stage.is_first:
+        """Return the items of a pass, where they enter the module; ranks may meet to hand on what each has decoded."""
+        if not self.takes_items:
             return []
         alone, shared = dict[int, Item](), dict[int, Item]()
         fault: UserError | None = None
@@ -59,9 +65,9 @@ class ItemProgram(Program):
 
 
 def places_of(programs: Iterable[Program]) -> list[tuple[JobModule, Coordinates]]:
-    """Return the modules whose items enter at these stages of a rank, each with where it stands in their grids."""
-    firsts = (program for program in programs if isinstance(program, ItemProgram) and program.part.stage.is_first)
-    return [*{program.module.name: (program.module, program.place) for program in firsts}.values()]
+    """Return for each stage of a rank where items enter its module, and where the rank stands in the module's grid."""
+    taking = (program for program in programs if isinstance(program, ItemProgram) and program.takes_items)
+    return [(program.module, program.place) for program in taking]
 
 
 def on_device(item: Item, job: Job, device: torch.device) -> Item:

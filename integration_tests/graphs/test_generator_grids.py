@@ -1,0 +1,77 @@
+"""The oracle over a generator that is itself split: its layers over stages, with whatever is drawn the same on each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from oracle import Oracle
+from resuming import check_going_on
+from tables import Table, scheduled, table
+
+from mimo.testing import Pool
+
+FLOW: Mapping[str, Any] = {
+    "height": 4,
+    "width": 6,
+    "channels": 1,
+    "patch": 2,
+    "hidden": 24,
+    "layers": 4,
+    "heads": 2,
+    "intermediate": 40,
+    "drop_condition": 0.2,
+}
+ROLES: Mapping[str, Sequence[str]] = {"image": ("input", "output", "both")}
+
+
+def on(first: int, last: int, **keys: Any) -> dict[str, Any]:
+    """Return a grid on ranks ``first`` to ``last``, and other keys of its module."""
+    return {"ranks": list(range(first, last + 1)), **keys}
+
+
+def drawing(language: Mapping[str, Any], drawer: Mapping[str, Any], *, microbatches: int = 2) -> Table:
+    """Return settings of a model that sees and draws, of which two modules lie so; ``vision`` on the first rank."""
+    modules: dict[str, Mapping[str, Any]] = {"vision": on(0, 0), "language": language}
+    modules["drawer"] = {"plugin": "flow", "fed_by": "language", "config": FLOW, "loss_weight": 0.7, **drawer}
+    return table(modules, microbatches=microbatches, weights="mixed", roles=ROLES)
+
+
+STAGES: dict[str, Table] = {
+    "pp2": drawing(on(0, 0), on(0, 1, pp=2)),
+    "pp2 lanes": drawing(on(0, 1, tp=2), on(0, 3, pp=2, recompute="full", batch_factor=2)),
+    "pp2 tp2": drawing(on(0, 1, pp=2), on(1, 4, pp=2, tp=2), microbatches=4),
+    "pp3": drawing(on(0, 1), on(0, 2, pp=3, frozen=["connector"])),
+    "pp2 chunks2": drawing(on(2, 2), on(0, 1, pp=2, chunks=2), microbatches=4),
+}
+
+
+@pytest.mark.parametrize("layout", STAGES)
+def test_stages_never_change_what_is_drawn(layout: str, oracle: Oracle) -> None:
+    """Loss, gradients and weights equal one process; what is made without its rows is so on each stage."""
+    assert oracle.check(STAGES[layout]) == ""
+
+
+@pytest.mark.parametrize("schedule", ["interleaved", "zb-h1", "zb-v", "ahead"])
+def test_schedules_draw_in_stages(schedule: str, oracle: Oracle) -> None:
+    """Both modules in stages that share ranks, of some schedules in chunks."""
+    chunks = 2 if schedule in ("interleaved", "zb-v") else 1
+    settings = drawing(on(0, 1, pp=2), on(0, 1, pp=2, chunks=chunks), microbatches=4)
+    assert oracle.check(scheduled(settings, schedule)) == ""
+
+
+def test_a_stage_that_nothing_learns_through_drops_as_others_do(oracle: Oracle) -> None:
+    """What it does without follows from training, not from whether it has gradients: here its first stage has none."""
+    settings = drawing(on(0, 0, frozen=True), on(0, 1, pp=2, frozen=["connector", "patch*", "time*", "layers.[01].*"]))
+    settings["modules"]["vision"]["frozen"] = True
+    assert oracle.check(settings) == ""
+
+
+def test_a_run_resumes_with_its_generator_on_other_stages(pool: Pool, tmp_path: Path) -> None:
+    """From two stages to lanes."""
+    first, second = drawing(on(0, 0), on(0, 1, pp=2)), drawing(on(0, 0), on(0, 1))
+    for settings in (first, second):
+        settings["run"] |= {"steps": 5, "directory": str(tmp_path)}
+    check_going_on(pool, first, second, exactly=False)
