@@ -1,4 +1,4 @@
-"""The oracle over a generator that is itself split: its layers over stages, with whatever is drawn the same on each."""
+"""The oracle over a generator that is itself split: its layers over stages, its rows over slices."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jobs import CPU, make_job
 from oracle import Oracle
 from resuming import check_going_on
-from tables import Table, scheduled, table
+from tables import Table, alone, scheduled, table, world_of
 
 from mimo.testing import Pool
+from mimo.trainer import Trainer
 
 FLOW: Mapping[str, Any] = {
     "height": 4,
@@ -54,6 +56,31 @@ def test_stages_never_change_what_is_drawn(layout: str, oracle: Oracle) -> None:
     assert oracle.check(STAGES[layout]) == ""
 
 
+SP: Mapping[str, Any] = {"sequence_parallel": True}
+SLICES: dict[str, Table] = {
+    "cp2": drawing(on(0, 0), on(0, 1, cp=2)),
+    "cp3": drawing(on(0, 1, cp=2), on(0, 2, cp=3, batch_factor=2), microbatches=4),
+    "tp2 sp": drawing(on(0, 1, tp=2, **SP), on(0, 1, tp=2, recompute="full", **SP)),
+    "cp2 tp2 sp": drawing(on(1, 2, pp=2), on(0, 3, cp=2, tp=2, batch_factor=3, **SP), microbatches=4),
+    "cp2 tp2": drawing(on(0, 1), on(0, 3, cp=2, tp=2)),
+    "pp2 cp2": drawing(on(0, 0), on(0, 3, pp=2, cp=2), microbatches=4),
+    "pp2 lanes tp2 sp": drawing(on(0, 1), on(0, 7, pp=2, tp=2, **SP)),
+}
+
+
+@pytest.mark.parametrize("layout", SLICES)
+def test_slices_never_change_what_is_drawn(layout: str, oracle: Oracle) -> None:
+    """Rows, the sequence, and losses are cut over ranks wherever a slice ends, padding counts for nothing."""
+    assert oracle.check(SLICES[layout]) == ""
+
+
+def test_slices_leave_out_broken_items(oracle: Oracle) -> None:
+    """Whatever of their losses a rank has."""
+    settings = drawing(on(0, 0), on(0, 3, pp=2, cp=2, batch_factor=2))
+    settings["data"] |= {"damaged": [2, 3, 5, 7, 11, 13], "max_broken": 1.0}
+    assert oracle.check(settings) == ""
+
+
 @pytest.mark.parametrize("schedule", ["interleaved", "zb-h1", "zb-v", "ahead"])
 def test_schedules_draw_in_stages(schedule: str, oracle: Oracle) -> None:
     """Both modules in stages that share ranks, of some schedules in chunks."""
@@ -67,6 +94,23 @@ def test_a_stage_that_nothing_learns_through_drops_as_others_do(oracle: Oracle) 
     settings = drawing(on(0, 0, frozen=True), on(0, 1, pp=2, frozen=["connector", "patch*", "time*", "layers.[01].*"]))
     settings["modules"]["vision"]["frozen"] = True
     assert oracle.check(settings) == ""
+
+
+def _reported(rank: int, settings: Table) -> tuple[float, float, int]:
+    """Return the loss of a generator that a step reports, and an evaluation before it, and its rows."""
+    trainer = Trainer(make_job(settings), rank=rank, device=CPU)
+    held_out = trainer.evaluate(0)
+    assert held_out is not None
+    step = trainer.train(1)
+    return step.losses["drawer.loss"], held_out.losses["drawer.loss"], step.rows["drawer"]
+
+
+def test_losses_of_slices_count_once(pool: Pool) -> None:
+    """In what steps and evaluations report, on whatever ranks they are."""
+    settings = drawing(on(0, 0), on(0, 7, pp=2, cp=2, tp=2, **SP))
+    ((step, held_out, rows),) = pool.run(1, _reported, alone(settings))
+    for found in pool.run(world_of(settings), _reported, settings):
+        assert found == (pytest.approx(step, rel=1e-5), pytest.approx(held_out, rel=1e-5), rows)
 
 
 def test_a_run_resumes_with_its_generator_on_other_stages(pool: Pool, tmp_path: Path) -> None:

@@ -80,18 +80,17 @@ def test_schedules_draw_the_same(schedule: str, oracle: Oracle) -> None:
 
 LENSES: dict[str, Modules] = {
     "elsewhere": {"vision": on(0, 0), "lens": on(3, 3), "language": on(0, 1), "drawer": drawer(1, 2)},
-    "lanes": {"vision": on(0, 1), "lens": on(0, 2), "language": on(1, 1), "drawer": drawer(1, 2, batch_factor=2)},
     "tp2 cp2": {
         "vision": on(0, 0),
         "lens": on(0, 3, cp=2, tp=2, **SP),
         "language": on(0, 1, cp=2),
-        "drawer": drawer(2, 3),
+        "drawer": drawer(2, 3, batch_factor=2),
     },
     "pp2": {
         "vision": on(0, 0),
         "lens": on(1, 2, pp=2, batch_factor=2),
         "language": on(0, 1, pp=2),
-        "drawer": drawer(1, 1),
+        "drawer": drawer(1, 2, pp=2, plugin="flow", config={**FLOW, "intermediate": 40, "drop_condition": 0.2}),
     },
 }
 """An encoder of the generator's own beside that of the language model."""

@@ -77,7 +77,8 @@ def draw(rng: random.Random, *, world: int = 8) -> Table:
     made = rng.sample(list(GENERATORS), rng.choice((0, 0, 0, 1, 1, 2)))
     modules |= {name: _draw_generator(rng, language["ranks"], world) for name in made}
     for name in made:
-        if GENERATORS[name] in names and rng.random() < 0.4:
+        is_whole = modules[name]["cp"] == 1 and not modules[name].get("sequence_parallel")
+        if GENERATORS[name] in names and is_whole and rng.random() < 0.4:
             modules[f"lens_of_{name}"] = _draw_lens(rng, name, language["ranks"], world)
     settings = table(
         {**modules, "language": language},
@@ -128,18 +129,17 @@ def _draw_generator(rng: random.Random, language: Sequence[int], world: int) -> 
     """Draw a generator on any ranks, on some of the language model's, or on others."""
     others = [rank for rank in range(world) if rank not in language]
     ranks = rng.choice((range(world), language, others or language))
-    tp = rng.choice([size for size in (1, 1, 2, 3) if size <= len(ranks)])
-    lanes = rng.randint(1, len(ranks) // tp)
-    config, plugin = rng.choice(SKETCHES), "sketch"
-    if tp > 1 or rng.random() < 0.5:
-        config, plugin = {**FLOW, "reads": rng.choice(("before", "own")), "queries": rng.choice((1, 2))}, "flow"
+    grid = _draw_grid(rng, ranks, lanes=range(1, 9))
+    config: Mapping[str, Any] = rng.choice(SKETCHES)
+    plugin = rng.choice(("sketch", "flow", "flow"))
+    if plugin == "sketch":  # which has lanes alone
+        grid = {"ranks": grid["ranks"], "pp": 1, "dp": len(grid["ranks"]), "cp": 1, "tp": 1}
+    else:
+        reads, queries = rng.choice(("before", "own")), rng.choice((1, 2))
+        config = {**FLOW, "reads": reads, "queries": queries, "layers": max(2, grid["pp"])}
     return {
+        **grid,
         "plugin": plugin,
-        "ranks": sorted(rng.sample(ranks, lanes * tp)),
-        "pp": 1,
-        "dp": lanes,
-        "cp": 1,
-        "tp": tp,
         "fed_by": "language",
         "config": config,
         "loss_weight": rng.choice((0.0, 0.3, 1.0, 2.0)),

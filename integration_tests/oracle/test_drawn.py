@@ -18,6 +18,7 @@ from truth import Truth
 COUNT = 40
 WANTED = {
     *(f"{name} {axis}" for name in (*ENCODERS, "language") for axis in ("pp", "dp", "cp", "tp", "sequence_parallel")),
+    *(f"flow {axis}" for axis in ("pp", "dp", "cp", "tp", "sequence_parallel")),
     *("language ep", "language etp", "disjoint", "colocated", "overlapping", "a rank without a module"),
     *("2 modules", "3 modules", "4 modules", "chunks 2", "batch_factor 3", "prefetch True"),
     *("recompute selective", "recompute full", "several microbatches", "texts are cut"),
@@ -116,5 +117,8 @@ def told_of(keys: Mapping[str, Any]) -> set[str]:
         "lora beside all that trains": bool(lora) and frozen is False,
         "lora of experts": "expert" in str(lora) or (lora.get("targets") == ["*"] and keys.get("ep", 1) > 1),
     }
+    if keys["plugin"] == "flow":
+        has |= {f"flow {axis}": keys.get(axis, 1) > 1 for axis in ("pp", "dp", "cp", "tp")}
+        has["flow sequence_parallel"] = keys.get("sequence_parallel", False)
     passes = {f"{key} {keys.get(key)}" for key in ("chunks", "batch_factor", "prefetch", "recompute")}
     return passes | {what for what, comes_up in has.items() if comes_up}

@@ -94,6 +94,10 @@ def test_tensor_ranks_split_what_is_wide() -> None:
     assert FLOW.tensor is not None
     splits = FLOW.tensor.plan(FLOW.build(SMALL, 10), TensorAxis(size=2))
     assert not any(split.summed for split in splits.values())
+    sliced = FLOW.tensor.plan(FLOW.build(SMALL, 10), TensorAxis(size=2, sequence_parallel=True))
+    assert {name for name, split in sliced.items() if split.summed} == {
+        name for name, split in splits.items() if split.dim is None
+    }
     cut = {name: split.dim for name, split in splits.items() if split.dim is not None}
     attention = {"query.weight": 0, "query.bias": 0, "key.weight": 0, "value.weight": 0, "value.bias": 0}
     attention |= {"output.weight": 1}

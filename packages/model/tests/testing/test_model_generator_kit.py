@@ -10,9 +10,20 @@ import attrs
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
-from mimo.model import GeneratorSpec, GeneratorStages, OpCost, Stage, TensorSupport
-from mimo.model.runtime import EncoderMlp, Linear, Split, TensorAxis, normal, split_blocks, uniform
+from mimo.model import ContextSupport, GeneratorSpec, GeneratorStages, OpCost, Stage, TensorSupport
+from mimo.model.runtime import (
+    ContextAxis,
+    EncoderMlp,
+    Linear,
+    PackedRows,
+    Split,
+    TensorAxis,
+    normal,
+    split_blocks,
+    uniform,
+)
 from mimo.model.testing import GENERATOR_CHECKS, assert_generator_conforms, check_generator
 
 HIDDEN, MIDDLE = 6, 8
@@ -26,23 +37,29 @@ class Config:
 
 
 class Guess(nn.Module):
-    """Says of each item how far its numbers are from what its rows and a draw make of them."""
+    """Says of each item how far its numbers are from what its rows and a draw make of them.
+
+    Where ranks share rows, each has a slice of the items behind `read`.
+    """
 
     def __init__(self, hidden: int) -> None:
         super().__init__()
         self.mlp = EncoderMlp(hidden, MIDDLE, hidden)
         self.out = Linear(hidden, 1)
+        self.rows = PackedRows()
         self.stage = Stage()
 
     def read(self, rows: Tensor, spans: Sequence[tuple[int, int]], keys: Tensor) -> Tensor:
-        """Return a row for each item, [N, H]."""
-        sums = [rows[start:stop].sum(0, keepdim=True) for start, stop in spans]
-        noise = normal(keys, rows.shape[1]).to(rows)
-        summed = torch.cat([rows[:0], *sums]) + noise
+        """Return a row for each item of this rank's slice, [n, H]."""
+        every, held = self.rows.gather(rows, total=len(rows) * self.rows.slices), self.rows.held(len(spans))
+        mine = slice(held.start, held.stop)
+        sums = [every[start:stop].sum(0, keepdim=True) for start, stop in spans[mine]]
+        summed = torch.cat([every[:0], *sums]) + normal(keys[mine], rows.shape[1]).to(rows)
+        summed = self.rows.pad(summed, total=len(spans))
         return summed + self.mlp(summed)  # type: ignore[no-any-return]
 
     def made(self, hidden: Tensor) -> Tensor:
-        """Return a number for each item, [N, 1]."""
+        """Return a number for each row, [n, 1]."""
         return self.out(hidden).float()  # type: ignore[no-any-return]
 
     def forward(
@@ -51,7 +68,7 @@ class Guess(nn.Module):
         rows: Tensor | None,
         spans: Sequence[tuple[int, int]],
         keys: Tensor,
-        _sizes: Sequence[tuple[int, ...]],
+        sizes: Sequence[tuple[int, ...]],
         hidden: Tensor | None,
     ) -> Tensor:
         """Return the losses, or a row for each item from the first of two stages."""
@@ -60,9 +77,21 @@ class Guess(nn.Module):
             hidden = self.read(rows, spans, keys)
         if not self.stage.is_last:
             return hidden
-        made = self.made(hidden)
-        losses = [(item["value"].float() - one).square() for item, one in zip(items, made, strict=True)]
-        return torch.cat([made[:0, 0], *losses])
+        counts = torch.tensor([size[0] for size in sizes], dtype=torch.int64)
+        owners = torch.arange(len(sizes)).repeat_interleave(counts)
+        made = self.rows.take(self.made(hidden), owners, total=len(sizes)).squeeze(1)
+        held = self.rows.held(len(owners))
+        values = torch.cat([made.new_zeros(0), *(item["value"].float() for item in items)])[held.start : held.stop]
+        return (functional.pad(values, (0, len(made) - len(values))) - made).square()
+
+
+def _attach(module: Any, context: ContextAxis) -> None:
+    module.rows = attrs.evolve(module.rows, context=context)
+
+
+def _plan(module: Any, axis: TensorAxis) -> Mapping[str, Split]:
+    module.rows = attrs.evolve(module.rows, axis=axis)
+    return split_blocks(module, axis)
 
 
 def _cut(module: Any, stage: Stage) -> nn.Module:
@@ -115,7 +144,8 @@ def spec_of(module: type[Guess] = Guess, **fields: Any) -> GeneratorSpec:
         generate=_generate,
         save=_save,
         parts={"mlp": ("mlp",), "out": ("out",)},
-        tensor=TensorSupport(divisible=lambda _config: {}, plan=split_blocks),
+        tensor=TensorSupport(divisible=lambda _config: {}, plan=_plan, splits_rows=True),
+        context=ContextSupport(attach=_attach),
         stages=STAGES,
         recompute={"full": lambda module: [part.forward for part in module.modules() if isinstance(part, EncoderMlp)]},
         flops=_flops,
@@ -132,7 +162,7 @@ def test_a_generator_that_keeps_its_promises_breaks_none() -> None:
 
 def test_a_plain_generator_needs_nothing_more() -> None:
     """Without the optional fields their checks are not looked at, each saying why."""
-    none: Mapping[str, Any] = dict.fromkeys(("generate", "save", "tensor", "stages", "flops"))
+    none: Mapping[str, Any] = dict.fromkeys(("generate", "save", "tensor", "stages", "context", "flops"))
     plain = spec_of(Plain, parts={}, recompute={}, **none)
     verdicts = {verdict.check: verdict for verdict in check_generator(plain, ITEMS, hidden=HIDDEN)}
     assert {name: verdict.skipped for name, verdict in verdicts.items() if verdict.skipped} == {
@@ -140,6 +170,8 @@ def test_a_plain_generator_needs_nothing_more() -> None:
         "costs": "the spec has no flops",
         "generation": "the spec has no generate and save",
         "tensor ranks": "the spec has no tensor support",
+        "sequence parallel": "its tensor support does not split rows",
+        "context ranks": "the spec has no context support",
         "stages": "the spec has no stages",
         "recompute": "the spec has no recomputation",
     }
@@ -151,7 +183,7 @@ class Plain(Guess):
 
     def forward(self, items: Any, rows: Any, spans: Any, keys: Any, *_of_stages: Any) -> Tensor:
         assert not _of_stages
-        return super().forward(items, rows, spans, keys, (), None)
+        return super().forward(items, rows, spans, keys, [(len(item["value"]),) for item in items], None)
 
 
 class Beside(Guess):
@@ -220,6 +252,10 @@ def _forgets(module: nn.Module, axis: TensorAxis) -> Mapping[str, Split]:
     return splits
 
 
+def _sums_nothing(module: Any, axis: TensorAxis) -> Mapping[str, Split]:
+    return {path: Split(split.dim) for path, split in _plan(module, axis).items()}
+
+
 FAULTS: Mapping[str, tuple[str, Callable[[], GeneratorSpec], str]] = {
     "targets of another number": (
         "losses",
@@ -249,6 +285,16 @@ FAULTS: Mapping[str, tuple[str, Callable[[], GeneratorSpec], str]] = {
         "tensor ranks",
         lambda: spec_of(tensor=TensorSupport(divisible=lambda _config: {}, plan=_forgets)),
         "losses of 4 items differ from those of the whole module",
+    ),
+    "a slice that others learn from": (
+        "context ranks",
+        lambda: spec_of(context=ContextSupport(attach=lambda _module, _context: None)),
+        r"losses of 4 items have shape \(8, 1\), those of the whole module \(4, 1\)",
+    ),
+    "copies of which each learns a part": (
+        "sequence parallel",
+        lambda: spec_of(tensor=TensorSupport(divisible=lambda _config: {}, plan=_sums_nothing, splits_rows=True)),
+        "the gradient of parameter .* is not the same on all tensor ranks",
     ),
     "a message of other rows": (
         "stages",

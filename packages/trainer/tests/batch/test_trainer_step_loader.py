@@ -327,6 +327,26 @@ def test_items_that_no_thread_has_begun_are_decoded_from_the_last_on() -> None:
     assert calls == [("wait", 2), ("wait", 1), ("wait", 0), ("take", 0), ("take", 1), ("take", 2)]
 
 
+def test_items_are_decoded_ahead_once_for_each_stage_that_takes_them() -> None:
+    """As a generator's first and last, where one rank has both: what was prepared is handed over."""
+    job: Any = SimpleNamespace(lay_out=_lay_out)
+    microbatch, numbers = Microbatch(job, Numbers(), [7]), iter(range(2))  # type: ignore[arg-type]
+
+    @attrs.frozen
+    class Ahead:
+        number: int
+
+        def wait(self) -> None:
+            pass
+
+        def take(self) -> Mapping[str, Tensor]:
+            return {"number": torch.full((1,), self.number)}
+
+    for _ in range(2):
+        microbatch.prepare_ahead(MODULE, PLACE, lambda _prepare: Ahead(next(numbers)))
+    assert [int(microbatch.prepare_one(MODULE, 0, 0)["number"]) for _ in range(2)] == [0, 1]
+
+
 def test_closing_while_items_wait_leaves_no_thread() -> None:
     """Whatever was prepared and nobody took; `loading` looks for threads."""
     data: Sequence[Numbers] = [Numbers(), Numbers()]

@@ -10,7 +10,7 @@ import pytest
 
 from mimo.data import TokenizerSpec
 from mimo.hooks import ConfigError
-from mimo.model import EncoderSpec, GeneratorSpec, GeneratorStages
+from mimo.model import ContextSupport, EncoderSpec, GeneratorSpec, GeneratorStages
 from mimo.topology import StageId
 from mimo.trainer.config.plugin_kinds import find_installed
 from mimo.trainer.config.toml import make_settings
@@ -57,6 +57,16 @@ STUBS: Mapping[str, Any] = {
         targets=_unused,
         prepare=_unused,
         build=_unused,
+        parts={"all": ("all",)},
+    ),
+    "wide": GeneratorSpec(
+        name="wide",
+        config=NoConfig,
+        measure=_unused,
+        targets=_unused,
+        prepare=_unused,
+        build=_unused,
+        context=ContextSupport(attach=_unused),
         parts={"all": ("all",)},
     ),
     "staged": GeneratorSpec(
@@ -129,12 +139,10 @@ def test_stages_of_a_generator_send_rows_that_its_plugin_counts() -> None:
     edges = [edge for edge in job.graph.edges if edge.target.module == "drawer"]
     assert [edge.name for edge in edges] == ["language->drawer", "drawer.0-1", "drawer.1-2"]
     assert [job.width(edge) for edge in edges] == [8, 5, 5]
-    assert job.message_rows_of(edges[1], (7, 2), 30) == 37
+    assert job.message_rows(edges[1], (7, 2), 30) == 37
     whole = {**LANGUAGE, "pp": 1, "tp": 2}
     drawing = job_of(table(language=whole, drawer={**DRAWER, "plugin": "staged", "ranks": "0-1", "pp": 2}))
-    with pytest.raises(
-        ConfigError, match="modules.drawer: expected a module on rank.* whole or split by tp"
-    ):
+    with pytest.raises(ConfigError, match=r"modules\.drawer: expected a module on rank.* whole or split by tp"):
         check_layout(drawing)
 
 
@@ -229,6 +237,17 @@ REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
         (
             "modules.lens.modality: expected one that modules.language reads too, as all are shown the same samples, "
             "got 'image'. Add an encoder of it with feeds = \"language\"."
+        ),
+    ),
+    "rows of several modules, split": (
+        table(
+            vision={"plugin": "eye", "ranks": "0"},
+            lens={"plugin": "eye", "ranks": "1", "feeds": "drawer"},
+            drawer={**DRAWER, "plugin": "wide", "ranks": "2-3", "cp": 2},
+        ),
+        (
+            "modules.drawer.cp: expected 1, as lens feeds it beside the language model, got 2. Spread its work by more "
+            "lanes, tp or pp."
         ),
     ),
     "no placeholder": (table(tokenizer="mute"), "tokenizer.placeholders: expected one for 'image', got none"),

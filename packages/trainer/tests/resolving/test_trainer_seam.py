@@ -98,7 +98,7 @@ def test_a_frozen_tower_is_ahead_of_a_projector_that_trains(table: dict[str, Any
     assert widths == {"vision->vision.projector": 8, "vision.projector->language": 32}
     inside, outside = job.graph.edges
     assert (job.is_inside(inside), job.is_inside(outside)) == (True, False)
-    assert job.message_rows_of(inside, (1, 1)) == 6
+    assert job.message_rows(inside, (1, 1)) == 6
 
 
 @pytest.mark.parametrize("frozen", ["true", '["trunk", "projector"]', '["trunk*", "norm*", "projector*"]'])

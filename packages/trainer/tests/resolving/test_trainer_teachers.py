@@ -185,11 +185,14 @@ REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
     ),
     "feeding an encoder": (
         table(vision=VISION, eye={**EYE, "feeds": "vision"}),
-        "modules.eye.feeds: expected 'language', or a module with a table distil: teacher, got 'vision'",
+        (
+            "modules.eye.feeds: expected 'language', a teacher (a module with a table distil), or a generator (one with "
+            "fed_by): teacher, got 'vision'"
+        ),
     ),
     "teaching a teacher": (
         table(("teacher.feeds", "teacher")),
-        "modules.teacher.feeds: expected 'language', as only encoders may feed another language model, got 'teacher'.",
+        "modules.teacher.feeds: expected 'language', as only encoders may feed another module, got 'teacher'.",
     ),
     "an encoder of a teacher that trains": (
         table(vision=VISION, eye={**EYE, "frozen": ["projector"]}),

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+import attrs
+
 from mimo.hooks import hookimpl
-from mimo.model import GeneratorSpec, GeneratorStages, Stage, TensorSupport
+from mimo.model import ContextSupport, GeneratorSpec, GeneratorStages, Stage, TensorSupport
 from mimo_generator_flow._config import FlowConfig, message_rows
 from mimo_generator_flow._work import flow_work
 
@@ -15,7 +17,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from mimo.model.runtime import Split, TensorAxis
+    from mimo.model.runtime import ContextAxis, Split, TensorAxis
 
 
 def _prepare(config: FlowConfig, raw: Any) -> Mapping[str, Tensor]:
@@ -46,8 +48,18 @@ def _save(raw: Any, path: Path) -> Path:
 
 def _plan(module: nn.Module, axis: TensorAxis) -> Mapping[str, Split]:
     from mimo.model.runtime import split_blocks
+    from mimo_generator_flow._model import FlowTransformer
 
+    assert isinstance(module, FlowTransformer)
+    module.rows = attrs.evolve(module.rows, axis=axis)
     return split_blocks(module, axis)
+
+
+def _attach(module: nn.Module, context: ContextAxis) -> None:
+    from mimo_generator_flow._model import FlowTransformer
+
+    assert isinstance(module, FlowTransformer)
+    module.rows = attrs.evolve(module.rows, context=context)
 
 
 def _cut(module: nn.Module, stage: Stage) -> nn.Module:
@@ -99,7 +111,8 @@ FLOW = GeneratorSpec(
     generate=_generate,
     save=_save,
     parts={"connector": ("connector",), "generator": ("patch", "time", "layers", "modulation", "output")},
-    tensor=TensorSupport(divisible=lambda config: {"heads": config.heads}, plan=_plan),
+    tensor=TensorSupport(divisible=lambda config: {"heads": config.heads}, plan=_plan, splits_rows=True),
+    context=ContextSupport(attach=_attach),
     stages=GeneratorStages(
         layers=lambda config: config.layers,
         message_rows=lambda config, _size, rows: message_rows(config, rows),

@@ -55,7 +55,8 @@ class TensorSupport:
             submodules that use it and returns how each parameter is split, by name; a parameter left out is
             replicated with equal gradients.
         splits_rows: whether ``sequence_parallel`` works: between layers, between stages, and out of an encoder's last
-            stage each tensor rank holds its equal slice of the rows, padded at the end.
+            stage each tensor rank holds its equal slice of the rows, padded at the end; a generator's, of what
+            `ContextSupport` says.
     """
 
     divisible: Callable[[Any], Mapping[str, int]]
@@ -68,7 +69,8 @@ class ContextSupport:
     """How a module works where each context rank holds a share of its rows.
 
     A language model's ranks hold `mimo.topology.context_spans` of each sample; an encoder's hold equal slices of its
-    packed rows, padded at the end, on every stage and out of the last.
+    packed rows, padded at the end, on every stage and out of the last. Those of a generator are given equal slices of
+    the language model's rows, and return equal slices of what its stages send and of its losses, all padded at the end.
 
     Args:
         attach: given the module and this rank's `ContextAxis`, hands the axis to the submodules that use it.
@@ -345,6 +347,7 @@ class GeneratorSpec:
         parts: names by which a user may freeze it, each with the parameter-name prefixes that it covers.
         tensor: support for ``tp``; without it only ``tp = 1`` is accepted.
         stages: support for ``pp``; without it only ``pp = 1`` is accepted.
+        context: support for ``cp``; without it only ``cp = 1`` is accepted.
         recompute: support for recomputation, see `EncoderSpec`.
         compiles: whether its layers may be compiled, likewise.
         flops: of a config, the width of the language model's rows, a stage, what is recomputed, the sizes of items and
@@ -369,6 +372,7 @@ class GeneratorSpec:
     parts: Mapping[str, Sequence[str]] = attrs.field(factory=dict)
     tensor: TensorSupport | None = None
     stages: GeneratorStages | None = None
+    context: ContextSupport | None = None
     recompute: Mapping[str, Methods] = attrs.field(factory=dict)
     compiles: bool = True
     flops: (
@@ -376,8 +380,7 @@ class GeneratorSpec:
     ) = None
     examples: Callable[[Any], Sequence[Any]] | None = None
     blank: Callable[[tuple[int, ...]], Any] | None = None
-    # What no generator has so far; each is refused by the path of its setting.
-    context: ClassVar[None] = None
+    # No generator is made ahead of its step.
     seam: ClassVar[None] = None
 
 

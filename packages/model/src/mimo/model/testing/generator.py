@@ -266,6 +266,20 @@ def check_tensor(subject: GeneratorSubject) -> None:
     _check_layout(subject, Layout(tp=_RANKS))
 
 
+def check_sequence(subject: GeneratorSubject) -> None:
+    """Tensor ranks that also split the rows between layers compute what one rank does."""
+    if subject.spec.tensor is None or not subject.spec.tensor.splits_rows:
+        raise SkippedError("its tensor support does not split rows")
+    _check_layout(subject, Layout(tp=_RANKS, sequence_parallel=True))
+
+
+def check_context(subject: GeneratorSubject) -> None:
+    """Context ranks compute what one rank does, wherever their slices of rows and losses are cut."""
+    if subject.spec.context is None:
+        raise SkippedError("the spec has no context support")
+    _check_layout(subject, Layout(cp=_RANKS))
+
+
 def check_stages(subject: GeneratorSubject) -> None:
     """Stages one after the other compute what the whole does, and send the rows that they promise."""
     stages = subject.spec.stages
@@ -349,6 +363,8 @@ GENERATOR_CHECKS: Mapping[str, Check] = {
     "costs": Check(check_costs),
     "generation": Check(check_made),
     "tensor ranks": Check(check_tensor, _RANKS),
+    "sequence parallel": Check(check_sequence, _RANKS),
+    "context ranks": Check(check_context, _RANKS),
     "stages": Check(check_stages),
     "recompute": Check(check_recompute),
 }

@@ -155,6 +155,14 @@ class Microbatch:
             first += rows
         return spans, first
 
+    def sizes(self, module: JobModule, lane: int) -> list[tuple[tuple[int, ...], int]]:
+        """Return the size of each item of a lane, and from how many rows a generator makes it, 0 where it is read."""
+        sizes = [item.info.size for item in self.items(module, lane)]
+        if not module.is_generator:
+            return [(size, 0) for size in sizes]
+        spans = zip(*(self.fed_spans(module, one, lane)[0] for one in self._job.feeders_of(module)), strict=True)
+        return [(size, sum(stop - start for start, stop in own)) for size, own in zip(sizes, spans, strict=True)]
+
     def prepare(self, module: JobModule, lane: int) -> list[Item]:
         """Decode the items that a lane of an encoder reads.
 
@@ -341,8 +349,7 @@ class Microbatch:
             rows = tokens // module.slices
         else:
             whole, index = self._pass(module)
-            count = partial(self._job.message_rows, edge)
-            counts = [sum(map(count, one.items(module, place.dp))) for one in whole]
+            counts = [sum(self._job.message_rows(edge, *one) for one in own.sizes(module, place.dp)) for own in whole]
             rows = held_part(module, place, counts, index)
         source, target = (self._pipeline_rank(stage) for stage in (edge.source, edge.target))
         return pipeline_route(module.grid, rank=rank, source=source, target=target, rows=rows)
@@ -391,7 +398,7 @@ class Microbatch:
     def _lane_rows(self, module: JobModule, lane: int) -> int:
         """Return how many rows a lane of an encoder makes, or one of a generator is sent."""
         if module.is_generator:
-            return self.fed_spans(module, lane)[1]
+            return self.fed_spans(module, self._job.language, lane)[1]
         return sum(item.rows for item in self.items(module, lane))
 
     def _token_cut(self, module: JobModule, lane: int, *, slices: int = 0) -> TokenCut:

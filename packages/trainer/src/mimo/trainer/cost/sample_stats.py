@@ -36,7 +36,7 @@ class MadeStats:
         made = [layout for layout in layouts if layout.made(generator.modality)]
         fed = {
             source.name: [feeding_spans(job, generator, source, layout) for layout in made]
-            for source in (job.language, *job.encoders_of(generator))
+            for source in job.feeders_of(generator)
         }
         counts = [[stop - start for spans, _ in samples for start, stop in spans] for samples in fed.values()]
         return cls(

@@ -291,7 +291,7 @@ def _rows(job: Job, edge: Edge, source: JobModule, stats: SampleStats) -> int:
         made = stats.made.get(generator.name, MadeStats())
         if not job.is_inside(edge):
             return made.sent
-        return sum(job.message_rows_of(edge, *of_item) for of_item in zip(made.sizes, made.rows, strict=True))
+        return sum(job.message_rows(edge, *of_item) for of_item in zip(made.sizes, made.rows, strict=True))
     if isinstance(source.spec, LanguageModelSpec):
         own = stats.of_module(source)
         return own.labels if job.teaches(edge) else sum(own.lengths)
@@ -299,4 +299,4 @@ def _rows(job: Job, edge: Edge, source: JobModule, stats: SampleStats) -> int:
     sizes: Sequence[tuple[int, ...]] = stats.sizes_of(source)
     if not job.is_inside(edge):
         return sum(source.spec.rows(source.config, size) for size in sizes)
-    return sum(job.message_rows_of(edge, size) for size in sizes)
+    return sum(job.message_rows(edge, size) for size in sizes)

@@ -264,6 +264,10 @@ class Job:
         """Return the encoders that feed a language model, or a generator."""
         return tuple(module for module in self.encoders if module.feeds == taker.name)
 
+    def feeders_of(self, generator: JobModule) -> tuple[JobModule, ...]:
+        """Return what feeds a generator, in the order in which an item's rows lie: its encoders, the language model."""
+        return (*self.encoders_of(generator), self.language)
+
     def generator_of(self, encoder: JobModule) -> JobModule | None:
         """Return the generator that an encoder feeds; None if it feeds a language model."""
         return next((module for module in self.generators if module.name == encoder.feeds), None)
@@ -331,13 +335,14 @@ class Job:
         source = self.module(edge.source.module)
         return self.module(edge.target.module) if source.name == LANGUAGE else source
 
-    def message_rows(self, edge: Edge, item: PlacedItem) -> int:
-        """Return the rows that one item sends on an edge inside an encoder, or inside the generator that makes it."""
-        start, stop = item.made_from or (0, 0)
-        return self.message_rows_of(edge, item.info.size, stop - start)
+    def message_rows(self, edge: Edge, size: tuple[int, ...], made_from: int = 0) -> int:
+        """Return the rows that one item of this size sends on an edge inside an encoder, or inside a generator.
 
-    def message_rows_of(self, edge: Edge, size: tuple[int, ...], made_from: int = 0) -> int:
-        """Return the same of an item of this size, which a generator makes from so many rows."""
+        Args:
+            edge: which.
+            size: of the item.
+            made_from: from how many rows a generator makes it.
+        """
         source = self.module(edge.source.module)
         spec, config = source.spec, source.config
         if isinstance(spec, GeneratorSpec):

@@ -37,6 +37,24 @@ def check_teachers(modules: Sequence[JobModule], *, trains: bool) -> None:
     for teacher in teachers:
         _check(teacher, language)
     _check_modalities(modules, teachers)
+    for generator in generators:
+        _check_whole_rows(generator, [module.name for module in modules if module.feeds == generator.name])
+
+
+def _check_whole_rows(generator: JobModule, encoders: Sequence[str]) -> None:
+    """Refuse ranks that share rows where an item's rows come from several modules, as a rank has but slices of each."""
+    split = {
+        "cp": (generator.grid.cp > 1, "1", repr(generator.grid.cp)),
+        "sequence_parallel": (generator.sequence_parallel, "false", "true"),
+    }
+    for key, (is_split, expected, got) in split.items():
+        if encoders and is_split:
+            raise ConfigError(
+                f"modules.{generator.name}.{key}",
+                expected=f"{expected}, as {', '.join(encoders)} feeds it beside the language model",
+                got=got,
+                fix="Spread its work by more lanes, tp or pp.",
+            )
 
 
 def _check(teacher: JobModule, language: JobModule) -> None:
