@@ -10,7 +10,7 @@ import pytest
 import tomli_w
 from commands import here
 from jobs import CPU, make_job
-from tables import Table, table
+from tables import TEACHER, Table, table
 
 from mimo.hooks import EdgeTraffic
 from mimo.testing import Pool
@@ -32,6 +32,26 @@ LAYOUTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "vision": {"ranks": [0, 1]},
         "teacher": {"ranks": [0, 1, 2, 3], "pp": 2, "tp": 2, "distil": {"top_k": 3}},
         "language": {"ranks": [2, 3, 4, 5], "cp": 2},
+    },
+    "hidden rows, of slices and to slices": {
+        "teacher": {
+            "ranks": [0, 1],
+            "tp": 2,
+            "sequence_parallel": True,
+            "distil": {"top_k": 0, "hidden": "mse"},
+            "config": {**TEACHER, "hidden": 24},
+        },
+        "language": {"ranks": [2, 3, 4, 5], "cp": 2, "tp": 2, "sequence_parallel": True},
+    },
+    "ids and hidden rows, to tensor ranks": {
+        "teacher": {
+            "ranks": [0, 1],
+            "tp": 2,
+            "sequence_parallel": True,
+            "distil": {"top_k": 3, "hidden": "mse"},
+            "config": {**TEACHER, "hidden": 24},
+        },
+        "language": {"ranks": [2, 3], "tp": 2, "sequence_parallel": True},
     },
     "context and sequence slices": {
         "vision": {"ranks": [0, 1, 2]},
@@ -62,8 +82,10 @@ def test_boundaries_send_what_was_expected_of_them(layout: str, pool: Pool) -> N
         expected = list(expect_traffic(job, step))
         assert all(one == {it.edge.name: it.traffic for it in expected} for one in found)
         for it in expected:
-            teaches = it.edge.name == "teacher->language"
-            row_bytes = 3 * (4 + 4) if teaches else 4 * job.width(it.edge)  # an id and a number for each of three
+            row_bytes = 4 * job.width(it.edge)
+            if it.edge.name == "teacher->language":
+                distil = LAYOUTS[layout]["teacher"]["distil"]  # an id and a number for each likely one, and a row of 24
+                row_bytes = distil["top_k"] * (4 + 4) + (24 * 4 if "hidden" in distil else 0)
             assert sum(it.traffic.bytes_sent) == row_bytes * sum(it.traffic.rows_sent) > 0
             assert it.least in {None, sum(it.traffic.rows_sent)}
             back = sum(it.traffic.gradient_rows_sent)

@@ -101,7 +101,7 @@ def draw(rng: random.Random, *, world: int = 8) -> Table:
         settings = by_tokens(settings, batch_tokens=times * micro + 40, micro_tokens=micro, longer=longer)
     settings["modules"]["language"]["loss_rows"] = rng.choice((0, 0, 3, 7))
     settings["modules"]["language"]["round_rows"] = rng.choice((1, 1, 1, 5, 64))
-    if any(settings["modules"].get(name, {}).get("loss_weight") for name in TEACHERS):
+    if any(map(_teaches, (settings["modules"].get(name, {}) for name in TEACHERS))):
         settings["modules"]["language"]["loss_weight"] = rng.choice((0.0, 0.5, 1.0))
     if settings["optimizer"].get("plugin", "adamw") != HYBRID_STEPS["plugin"]:
         settings["optimizer"]["moments"] = rng.choice(("fp32", "fp32", "fp32", "bf16"))
@@ -114,15 +114,31 @@ def _draw_teacher(rng: random.Random, language: Sequence[int], world: int) -> di
     """Draw a teacher on any ranks, on some of the language model's, or on others."""
     others = [rank for rank in range(world) if rank not in language]
     grid = _draw_grid(rng, rng.choice((range(world), language, others or language)), lanes=range(1, 9))
-    return {
-        **grid,
-        "config": {**TEACHER, "layers": max(2, grid["pp"]), "kv_heads": 6},
+    of_ids = {
         "distil": {"top_k": rng.choice((1, 2, 5)), "temperature": rng.choice((0.7, 1.0, 3.0))},
         "loss_weight": rng.choice((0.0, 0.3, 1.0, 2.0)),
         "loss_rows": rng.choice((0, 0, 4)),
+    }
+    found = {
+        **grid,
+        **of_ids,
+        "config": {**TEACHER, "layers": max(2, grid["pp"]), "kv_heads": 6},
         "round_rows": rng.choice((1, 1, 7)),
         "prefetch": rng.random() < 0.5,
     }
+    if rng.random() < 0.5:
+        hidden = {"hidden": rng.choice(("mse", "cosine")), "hidden_weight": rng.choice((0.0, 0.3, 1.0, 2.0))}
+        found["config"] = {**found["config"], "hidden": _HIDDEN}
+        if rng.random() < 0.5:
+            found = {key: value for key, value in found.items() if key not in of_ids} | {"distil": {"top_k": 0}}
+        found["distil"] = {**found["distil"], **hidden}
+    return found
+
+
+def _teaches(teacher: Mapping[str, Any]) -> bool:
+    """Tell whether keys of a module are those of a teacher that anything is learned from."""
+    distil = teacher.get("distil", {"top_k": 0})
+    return bool((distil["top_k"] and teacher["loss_weight"]) or distil.get("hidden_weight"))
 
 
 def _draw_generator(rng: random.Random, language: Sequence[int], world: int) -> dict[str, Any]:

@@ -44,7 +44,7 @@ def refusal(settings: Table) -> ConfigError | None:
 
 def describe(settings: Table) -> str:
     """Return settings in a line."""
-    keys = ("ranks", *AXES_KEYS, "frozen", "lora", "optimizer")
+    keys = ("ranks", *AXES_KEYS, "frozen", "lora", "distil", "optimizer")
     parts = []
     for module in settings["modules"].values():
         shown = {key: module[key] for key in keys if str(module.get(key, 1)) not in ("1", "False", "none")}

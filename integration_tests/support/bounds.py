@@ -1,4 +1,7 @@
-"""How far gradients may differ from a library's: further through scans and linear attention, whose sums cancel."""
+"""How far numbers may differ: gradients from a library's, and runs in bf16 from those in fp32.
+
+Through scans and linear attention, whose sums cancel, gradients differ further.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +15,11 @@ GRADIENTS = 1e-5
 """By law 1, relative."""
 SCANS = 1e-4
 """Through scans and linear attention."""
+BF16_TERMS = 1e-2
+"""What is learned from teachers in bf16, each part of the loss by itself, relative to fp32."""
+BF16_GRADIENTS = 2**-5
+"""All gradients of a step in bf16 as one vector, relative to fp32, or to those of labels alone where these are larger:
+what ids teach is a difference of probabilities, each of which is rounded as those of labels are."""
 
 
 def gradient_bound(config: Any) -> float:

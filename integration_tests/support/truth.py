@@ -118,7 +118,7 @@ def run_plain(
             hidden = language(packed, {name: rows[name] for name in packed.placeholders if name in rows}, None)
             found = language.losses(hidden, packed.labels)
             drawn, targets = made_by_hand(job, parts, batch, hidden, broken, step)
-            taught = drawn + divergences_by_hand(job, parts, batch, hidden, counted, rows) / (total or 1)
+            taught = drawn + taught_by_hand(job, parts, batch, hidden, counted, rows) / (total or 1)
         optimizer.zero_grad()
         if not total and not targets:  # nothing is learned from this step
             losses.append(0.0)
@@ -247,7 +247,7 @@ def weights_by_hand(job: Job, data: Dataset, samples: Sequence[int], packed: Lan
     return weights
 
 
-def divergences_by_hand(
+def taught_by_hand(
     job: Job,
     parts: Mapping[str, Part],
     batch: Microbatch,
@@ -279,12 +279,21 @@ def divergences_by_hand(
         teacher = parts[module.name].language
         with torch.no_grad():
             read = teacher(packed, {name: rows[name] for name in known.values() if name in rows}, None)
-            wanted = teacher.logits(read) / module.distil.temperature
-            ids = wanted.topk(module.distil.top_k, dim=1).indices
-        ours = parts["language"].language.logits(hidden)[kept] / module.distil.temperature
-        logs, wanted_logs = (_buckets(logits, ids) for logits in (ours, wanted))
-        each = (wanted_logs.exp() * (wanted_logs - logs)).sum(1) * module.distil.temperature**2
-        total = total + module.loss_weight * (weights.to(each)[kept] * each).sum()
+        own = weights.to(read)[kept]
+        if module.distil.hidden == "mse":
+            each = (hidden[kept] - read).square().sum(1) / hidden.shape[1]
+            total = total + module.distil.hidden_weight * (own * each).sum()
+        elif module.distil.hidden == "cosine":
+            lengths = hidden[kept].norm(dim=1) * read.norm(dim=1)
+            total = total + module.distil.hidden_weight * (own * (1 - (hidden[kept] * read).sum(1) / lengths)).sum()
+        if module.distil.top_k:
+            with torch.no_grad():
+                wanted = teacher.logits(read) / module.distil.temperature
+                ids = wanted.topk(module.distil.top_k, dim=1).indices
+            ours = parts["language"].language.logits(hidden)[kept] / module.distil.temperature
+            logs, wanted_logs = (_buckets(logits, ids) for logits in (ours, wanted))
+            each = (wanted_logs.exp() * (wanted_logs - logs)).sum(1) * module.distil.temperature**2
+            total = total + module.loss_weight * (own * each).sum()
     return total
 
 

@@ -131,6 +131,16 @@ def test_ties_are_taken_by_the_lowest_id() -> None:
     assert found.ids.tolist() == [[1, 2, 5, 0, 3], [1, 3, 0, 2, 4]]
 
 
+def test_a_large_vocabulary_is_one() -> None:
+    """Its likeliest ids, and all probabilities, though they are looked at a few thousand at a time; ties as ever."""
+    logits = torch.randint(-9, 9, (3, 20_000), generator=torch.Generator().manual_seed(1)).float()
+    found = TopIds.of(logits, 2500, temperature=2.0, vocabulary=20_000, axis=SINGLE)
+    wanted = logits.sort(dim=1, descending=True, stable=True)
+    assert torch.equal(found.ids.long(), wanted.indices[:, :2500])
+    exact = (logits / 2).log_softmax(1).gather(1, found.ids.long())
+    torch.testing.assert_close(found.log_probabilities, exact, rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_rows_travel_as_bytes(dtype: torch.dtype) -> None:
     """Of each id four, of its number those of the precision; ids come back as they were, numbers rounded once."""

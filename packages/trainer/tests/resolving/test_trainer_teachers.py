@@ -20,6 +20,7 @@ from mimo.trainer.resolving.resolve import Purpose, resolve
 SIZES: Mapping[str, Any] = {"layers": 2, "heads": 2, "intermediate": 16}
 EYE: Mapping[str, Any] = {"plugin": "eye", "ranks": "1", "feeds": "teacher"}
 VISION: Mapping[str, Any] = {"plugin": "eye", "ranks": "2"}
+HIDDEN: Mapping[str, Any] = {"top_k": 0, "hidden": "mse"}
 
 
 @attrs.frozen(kw_only=True)
@@ -103,6 +104,18 @@ def test_ids_take_four_bytes_and_numbers_those_of_the_precision() -> None:
     assert [job.row_bytes(edge) for edge in job.graph.edges if edge.is_boundary] == [5 * (4 + 2)]
 
 
+def test_hidden_rows_take_the_bytes_of_their_numbers() -> None:
+    """Beside those of ids or alone; then any language model teaches and is taught, and labels may weigh nothing."""
+    wide = ("language.config.hidden", 16)
+    both = job_of(table(wide, ("teacher.distil", {"top_k": 3, "hidden": "cosine"})), "import")
+    assert [both.row_bytes(edge) for edge in both.graph.edges if edge.is_boundary] == [3 * (4 + 4) + 16 * 4]
+    plugins = [(f"{name}.plugin", "alone") for name in ("teacher", "language")]
+    settings = table(wide, ("teacher.distil", HIDDEN), *plugins, ("language.loss_weight", 0.0))
+    settings["run"]["precision"] = "bf16"
+    alone = job_of(settings, "train")
+    assert [alone.width(edge) for edge in alone.graph.edges if edge.is_boundary] == [16 * 2]
+
+
 def test_nobody_is_taught_while_the_language_model_writes() -> None:
     """Neither the teacher nor what feeds it is built."""
     job = job_of(table(("language.loss_weight", 0.0), eye=EYE, vision=VISION))
@@ -143,7 +156,57 @@ REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
         table(("teacher.distil.top_k", 4000)),
         "modules.teacher.distil.top_k: expected at most the 257 ids that there are, got 4000",
     ),
-    "no id": (table(("teacher.distil.top_k", 0)), "modules.teacher.distil.top_k: expected 1 or more, got 0"),
+    "nothing to say": (
+        table(("teacher.distil.top_k", 0)),
+        (
+            'modules.teacher.distil.top_k: expected 1 or more, or 0 beside hidden = "mse" or "cosine", got 0, so that '
+            "it would say nothing."
+        ),
+    ),
+    "a temperature of no logits": (
+        table(("teacher.distil", {**HIDDEN, "temperature": 2.0})),
+        (
+            "modules.teacher.distil.temperature: expected 1.0 beside top_k = 0, as no logits are compared, got 2.0. "
+            "Leave it out."
+        ),
+    ),
+    "a weight of no rows": (
+        table(("teacher.distil", {"top_k": 3, "hidden_weight": 2.0})),
+        (
+            'modules.teacher.distil.hidden_weight: expected 1.0 beside hidden = "none", as no hidden rows are '
+            'compared, got 2.0. Leave it out, or set hidden to "mse" or "cosine".'
+        ),
+    ),
+    "a weight of no divergence": (
+        table(("teacher.distil", HIDDEN), ("teacher.loss_weight", 0.5)),
+        (
+            "modules.teacher.loss_weight: expected 1 beside distil.top_k = 0, as it is that of the divergence, got "
+            "0.5. Set modules.teacher.distil.hidden_weight instead."
+        ),
+    ),
+    "rows of no logits": (
+        table(("teacher.distil", HIDDEN), ("teacher.loss_rows", 5)),
+        (
+            "modules.teacher.loss_rows: expected 0 beside distil.top_k = 0, as a teacher that sends no ids makes no "
+            "logits, got 5. Leave it out."
+        ),
+    ),
+    "rows of another width": (
+        table(("teacher.distil", HIDDEN)),
+        (
+            "modules.teacher.distil.hidden: expected 'none', or a teacher of rows as wide as the 8 numbers of "
+            "modules.language, got 'mse', and rows of 16. Take a teacher of that width, or learn by its ids alone: no "
+            "projection between widths is learned."
+        ),
+    ),
+    "hidden rows that weigh nothing": (
+        table(
+            ("teacher.distil", {**HIDDEN, "hidden_weight": 0.0}),
+            ("language.config.hidden", 16),
+            ("language.loss_weight", 0.0),
+        ),
+        "modules.language.loss_weight: expected a number above 0, unless the loss_weight of a teacher or generator ",
+    ),
     "cold": (
         table(("teacher.distil.temperature", 0.0)),
         "modules.teacher.distil.temperature: expected a finite number above 0, got 0.0",
@@ -152,8 +215,8 @@ REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
         table(("teacher.loss_weight", 0.0), ("language.loss_weight", 0.0)),
         (
             "modules.language.loss_weight: expected a number above 0, unless the loss_weight of a teacher or "
-            "generator is one, got 0, so that nothing would be learned. Leave it out, or add a teacher: a module with "
-            "a table distil."
+            "generator is one, or a hidden_weight, got 0, so that nothing would be learned. Leave it out, or add a "
+            "teacher: a module with a table distil."
         ),
     ),
     "negative": (
@@ -186,8 +249,8 @@ REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
     "feeding an encoder": (
         table(vision=VISION, eye={**EYE, "feeds": "vision"}),
         (
-            "modules.eye.feeds: expected 'language', a teacher (a module with a table distil), or a generator (one with "
-            "fed_by): teacher, got 'vision'"
+            "modules.eye.feeds: expected 'language', a teacher (a module with a table distil), or a generator (one "
+            "with fed_by): teacher, got 'vision'"
         ),
     ),
     "teaching a teacher": (

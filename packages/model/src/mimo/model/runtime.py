@@ -84,7 +84,7 @@ from mimo.model.layers import (
     scan_on,
     scan_single,
 )
-from mimo.model.losses import Divergence, TopIds, vocabulary_argmax, vocabulary_cross_entropy
+from mimo.model.losses import Divergence, TopIds, hidden_losses, vocabulary_argmax, vocabulary_cross_entropy
 from mimo.model.parallel import ContextAxis, Dispatch, ExpertAxis, Split, TensorAxis
 from mimo.topology.device_copies import all_to_device, to_device
 from mimo.topology.meshes import gradient_of, local
@@ -161,6 +161,7 @@ __all__ = [
     "create_on",
     "fold",
     "gradient_of",
+    "hidden_losses",
     "item_keys",
     "keep",
     "left_over",

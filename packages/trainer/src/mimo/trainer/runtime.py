@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     from mimo.trainer.run.profiling import measure_job, samples
     from mimo.trainer.run.train import train_rank
     from mimo.trainer.step.build import RankParts
-    from mimo.trainer.step.programs.language_program import language_batch
+    from mimo.trainer.step.programs.language_batches import language_batch
     from mimo.trainer.step.programs.program import NumberedData, Program
     from mimo.trainer.step.traffic import expect_traffic
     from mimo.trainer.step.trainer import Decide, StepOutcome
@@ -103,7 +103,7 @@ else:  # a test compares the two
             "installed_readers": "published.readers",
             "job_costs": "cost.step_cost",
             "join_path": "config.plain_values",
-            "language_batch": "step.programs.language_program",
+            "language_batch": "step.programs.language_batches",
             "load_model": "run.inference",
             "measure_job": "run.profiling",
             "note_failure": "resume.attempt",

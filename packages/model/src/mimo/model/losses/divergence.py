@@ -20,6 +20,8 @@ from mimo.model.parallel import TensorAxis
 
 _LOW = 0xFFFFFFFF
 _BITS = 32
+_COLUMNS = 1 << 13
+"""Of so many ids at a time the likeliest are found, which takes several times the memory of their logits."""
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -47,11 +49,13 @@ class TopIds:
             vocabulary: V.
             axis: over which it is cut.
         """
-        scaled = wide(logits) / temperature
-        top = axis.largest(row_maximum(scaled))
-        sums = axis.total((scaled - top.unsqueeze(1)).exp_().sum(1))
-        keys = _keys(scaled.float(), axis.span(vocabulary).start)
-        best = _largest(keys, count)
+        top, start = axis.largest(row_maximum(logits) / temperature), axis.span(vocabulary).start
+        sums, best = torch.zeros_like(top), logits.new_empty((len(logits), 0), dtype=torch.long)
+        for first in range(0, max(logits.shape[1], 1), _COLUMNS):
+            scaled = wide(logits[:, first : first + _COLUMNS]) / temperature
+            best = _largest(torch.cat([best, _keys(scaled.float(), start + first)], dim=1), count)
+            sums += scaled.sub_(top.unsqueeze(1)).exp_().sum(1)
+        sums = axis.total(sums)
         if axis.size > 1:
             best = _largest(axis.gather(best.t()).t(), count)
         chosen = _values(best) - (top + sums.log()).unsqueeze(1)

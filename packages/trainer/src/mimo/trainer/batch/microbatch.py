@@ -369,10 +369,13 @@ class Microbatch:
             pairs = zip(self.layouts, self._counts(carried), strict=True)
             owners = owners.scaled([count for layout, count in pairs if is_read(self._job, module, layout)])
 
+        all_have = carried.distil is not None and carried.distil.top_k > 0  # the ids of a row, as logits of its spans
+        splits = module.sequence_parallel and not all_have
+
         def cut(lane: int) -> Cut:
             if carried.distil is not None:
                 own = [taught_rows(self._job, layout) for layout in self.lane_layouts(module, lane)]
-                return self._token_cut(module, lane, slices=1).chosen(own)
+                return self._token_cut(module, lane, slices=0 if splits else 1).chosen(own)
             if is_other and carried.is_generator:
                 own = [fed_rows(carried, layout) for layout in self.lane_layouts(module, lane)]
                 return self._token_cut(module, lane).chosen(own)
@@ -381,7 +384,6 @@ class Microbatch:
             whole, index = self._pass(module)
             return encoder_cut(module, [one._lane_rows(module, lane) for one in whole], index)  # noqa: SLF001 - its own class's
 
-        splits = module.sequence_parallel and carried.distil is None  # all tensor ranks have what a teacher says
         return End(
             grid=grid,
             stage=self._pipeline_rank(stage),

@@ -222,16 +222,60 @@ class TokenizerSettings:
     config: Mapping[str, Any] = rest("the plugin's keys")
 
 
+def _sends_something(instance: Distil, attribute: attrs.Attribute[int], value: int) -> None:
+    """Have a teacher send ids, hidden rows or both."""
+    if not value and not instance.compares_hidden:
+        raise ConfigError(
+            attribute.name,
+            expected='1 or more, or 0 beside hidden = "mse" or "cosine"',
+            got="0, so that it would say nothing",
+        )
+
+
+def _of_ids(instance: Distil, attribute: attrs.Attribute[float], value: float) -> None:
+    if value != attribute.default and not instance.top_k:
+        raise ConfigError(
+            attribute.name,
+            expected=f"{attribute.default} beside top_k = 0, as no logits are compared",
+            got=repr(value),
+            fix="Leave it out.",
+        )
+
+
+def _of_hidden(instance: Distil, attribute: attrs.Attribute[float], value: float) -> None:
+    if value != attribute.default and not instance.compares_hidden:
+        raise ConfigError(
+            attribute.name,
+            expected=f'{attribute.default} beside hidden = "none", as no hidden rows are compared',
+            got=repr(value),
+            fix='Leave it out, or set hidden to "mse" or "cosine".',
+        )
+
+
 @attrs.frozen(kw_only=True)
 class Distil:
     """How a frozen language model teaches the one named language."""
 
     top_k: int = setting(
-        "likeliest ids of each row that it sends; all others count as one",
+        "likeliest ids of each row that it sends, all others count as one; 0: none, beside hidden",
         default=32,
-        validator=[at_least(1), at_most(MAX_TOP_K)],
+        validator=[at_least(0), at_most(MAX_TOP_K), _sends_something],
     )
-    temperature: float = setting("by which both models' logits are divided", default=1.0, validator=[above_zero()])
+    temperature: float = setting(
+        "by which both models' logits are divided", default=1.0, validator=[above_zero(), _of_ids]
+    )
+    hidden: Literal["none", "mse", "cosine"] = setting(
+        "how hidden rows of both models are compared, by squared differences or angles: none, mse or cosine",
+        default="none",
+    )
+    hidden_weight: float = setting(
+        "of the loss by hidden rows; 0: only reported", default=1.0, validator=[from_zero(), _of_hidden]
+    )
+
+    @property
+    def compares_hidden(self) -> bool:
+        """Whether it sends hidden rows."""
+        return self.hidden != "none"
 
 
 @attrs.frozen(kw_only=True)

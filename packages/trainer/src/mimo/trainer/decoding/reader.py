@@ -27,7 +27,8 @@ from mimo.trainer.job.taught import own_items
 from mimo.trainer.step.programs.encoder_program import take_rows
 from mimo.trainer.step.programs.generator_program import GeneratorProgram
 from mimo.trainer.step.programs.item_program import on_device
-from mimo.trainer.step.programs.language_program import LanguageProgram, language_batch
+from mimo.trainer.step.programs.language_batches import language_batch
+from mimo.trainer.step.programs.language_program import LanguageProgram
 from mimo.trainer.step.programs.program import Program
 from mimo.trainer.step.trainer import Trainer
 

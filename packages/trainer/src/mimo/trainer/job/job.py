@@ -102,7 +102,7 @@ class JobModule:
         feeds: the module that takes its rows: a language model, or of an encoder a generator; empty of a generator.
         is_of_teacher: whether it is a teacher, or feeds one: nothing of it is trained, nor drawn at random.
         distil: how it teaches, if it is a teacher.
-        loss_weight: of what the language model, a teacher of it, or a generator adds to the loss.
+        loss_weight: of the loss by labels, the divergence from a teacher, or a generator's own loss.
         optimizer: how it is stepped.
         divided: whether it is divided at its seam: the tower works ahead, the projector, its last stage, does not.
         trains: for each stage whether it holds anything that is trained; `mimo.trainer.resolving.resolve` finds out.
@@ -131,6 +131,12 @@ class JobModule:
     divided: bool = False
     trains: tuple[bool, ...] = ()
     shares: tuple[Mapping[str, PartShare], ...] = ()
+
+    @property
+    def is_learned_from(self) -> bool:
+        """Whether it adds anything to the loss of a step: a language model, a teacher or a generator."""
+        by_hidden = self.distil is not None and self.distil.compares_hidden and self.distil.hidden_weight > 0
+        return by_hidden or (self.loss_weight > 0 and (self.distil is None or self.distil.top_k > 0))
 
     @property
     def is_generator(self) -> bool:
@@ -288,8 +294,12 @@ class Job:
         taker = self.module(module.feeds) if isinstance(module.spec, EncoderSpec) else module
         if isinstance(taker.spec, LanguageModelSpec):
             return taker.spec.row_width(taker.config)
-        assert isinstance(self.language.spec, LanguageModelSpec)
-        return self.language.spec.hidden(self.language.config)
+        return self._hidden(self.language)
+
+    def _hidden(self, language: JobModule) -> int:
+        """Return the width of the rows that a head reads."""
+        assert isinstance(language.spec, LanguageModelSpec), language.name
+        return language.spec.hidden(language.config)
 
     @property
     def next_tokens(self) -> int:
@@ -312,9 +322,10 @@ class Job:
     def row_bytes(self, edge: Edge) -> int:
         """Return the bytes of a row that travels on an edge."""
         number = NUMBER_BYTES[self.settings.run.precision]
-        distil = self.module(edge.source.module).distil
-        if distil is not None and self.teaches(edge):
-            return distil.top_k * (ID_BYTES + number)
+        source = self.module(edge.source.module)
+        if source.distil is not None and self.teaches(edge):
+            hidden = self._hidden(source) if source.distil.compares_hidden else 0
+            return source.distil.top_k * (ID_BYTES + number) + hidden * number
         return self.width(edge) * number
 
     def width(self, edge: Edge) -> int:

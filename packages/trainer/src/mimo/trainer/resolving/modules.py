@@ -84,7 +84,7 @@ def resolve_module(name: str, settings: Settings, find: Find) -> JobModule:
     _check_feeds(name, settings)
     if _is_of_teacher(name, settings):
         _refuse_training(where, table)
-    if isinstance(spec, LanguageModelSpec) and name != LANGUAGE:
+    if isinstance(spec, LanguageModelSpec) and table.distil is not None and table.distil.top_k:
         check_distils(where, spec)
     _check_ignored(where, spec, module.config, table)
     return module
@@ -123,11 +123,31 @@ def _check_language_keys(where: str, table: ModuleSettings) -> None:
             got=repr(table.batch_factor),
             fix="Set run.micro_batch to change what the language model takes at once.",
         )
+    if table.distil is not None and not table.distil.top_k:
+        _refuse_keys_of_ids(where, table)
     if table.prefetch and table.distil is None:
         raise ConfigError(
             f"{where}.prefetch",
             expected="false, as only what feeds the language model can be made during the step before",
             got="true",
+            fix="Leave it out.",
+        )
+
+
+def _refuse_keys_of_ids(where: str, table: ModuleSettings) -> None:
+    """Refuse what only a teacher that sends ids has a use for."""
+    if table.loss_weight != 1:
+        raise ConfigError(
+            f"{where}.loss_weight",
+            expected="1 beside distil.top_k = 0, as it is that of the divergence",
+            got=repr(table.loss_weight),
+            fix=f"Set {where}.distil.hidden_weight instead.",
+        )
+    if table.loss_rows:
+        raise ConfigError(
+            f"{where}.loss_rows",
+            expected="0 beside distil.top_k = 0, as a teacher that sends no ids makes no logits",
+            got=repr(table.loss_rows),
             fix="Leave it out.",
         )
 
@@ -232,7 +252,7 @@ def _refuse_training(where: str, table: ModuleSettings) -> None:
 
 
 def check_distils(where: str, spec: LanguageModelSpec) -> None:
-    """Refuse a language model that can neither teach nor be taught.
+    """Refuse a language model that can neither teach by ids nor be taught by them.
 
     Raises:
         ConfigError: naming its plugin.
@@ -242,7 +262,8 @@ def check_distils(where: str, spec: LanguageModelSpec) -> None:
             f"{where}.plugin",
             expected="a language model whose plugin says `distils`",
             got=repr(spec.name),
-            fix="Give its last stage what mimo.model.runtime.SupportsDistillation says.",
+            fix="Give its last stage what mimo.model.runtime.SupportsDistillation says, or have all teachers teach by "
+            'hidden rows alone: distil = { top_k = 0, hidden = "mse" }.',
         )
 
 

@@ -12,7 +12,10 @@ from mimo.trainer.resolving.modules import check_distils
 
 
 def check_teachers(modules: Sequence[JobModule], *, trains: bool) -> None:
-    """Refuse teachers of another vocabulary, and losses that all weigh nothing.
+    """Refuse teachers that the language model can't learn from, and losses that all weigh nothing.
+
+    A teacher has another vocabulary, fewer ids than it is to send, rows of another width than are compared, items that
+    not all read, or a student whose plugin can't be taught.
 
     Args:
         modules: of the job, each with its vocabulary.
@@ -24,14 +27,14 @@ def check_teachers(modules: Sequence[JobModule], *, trains: bool) -> None:
     language = next(module for module in modules if module.name == LANGUAGE)
     teachers = [module for module in modules if module.distil is not None]
     generators = [module for module in modules if module.is_generator]
-    if trains and not any(module.loss_weight for module in (language, *teachers, *generators)):
+    if trains and not any(module.is_learned_from for module in (language, *teachers, *generators)):
         raise ConfigError(
             f"modules.{LANGUAGE}.loss_weight",
-            expected="a number above 0, unless the loss_weight of a teacher or generator is one",
+            expected="a number above 0, unless the loss_weight of a teacher or generator is one, or a hidden_weight",
             got="0, so that nothing would be learned",
             fix="Leave it out, or add a teacher: a module with a table distil.",
         )
-    if teachers:
+    if any(teacher.distil.top_k for teacher in teachers if teacher.distil is not None):
         assert isinstance(language.spec, LanguageModelSpec)
         check_distils(f"modules.{LANGUAGE}", language.spec)
     for teacher in teachers:
@@ -73,6 +76,14 @@ def _check(teacher: JobModule, language: JobModule) -> None:
             expected=f"at most the {own} ids that there are",
             got=repr(teacher.distil.top_k),
         )
+    width, wanted_width = (_width(module) for module in (teacher, language))
+    if teacher.distil.compares_hidden and width != wanted_width:
+        raise ConfigError(
+            f"modules.{teacher.name}.distil.hidden",
+            expected=f"'none', or a teacher of rows as wide as the {wanted_width} numbers of modules.{LANGUAGE}",
+            got=f"{teacher.distil.hidden!r}, and rows of {width}",
+            fix="Take a teacher of that width, or learn by its ids alone: no projection between widths is learned.",
+        )
 
 
 def _check_modalities(modules: Sequence[JobModule], teachers: Sequence[JobModule]) -> None:
@@ -96,3 +107,8 @@ def _check_modalities(modules: Sequence[JobModule], teachers: Sequence[JobModule
 def _vocabulary(module: JobModule) -> int:
     assert isinstance(module.spec, LanguageModelSpec), module.name
     return module.spec.vocabulary(module.config)
+
+
+def _width(module: JobModule) -> int:
+    assert isinstance(module.spec, LanguageModelSpec), module.name
+    return module.spec.hidden(module.config)

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 import attrs
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from mimo.data import NO_LABEL, Packed
+from mimo.data import Packed
 from mimo.hooks import PluginError
 from mimo.model import LanguageModelSpec
-from mimo.model.runtime import AuxLosses, LanguageBatch, MtpLabels, TensorAxis, TopIds, sample_rows
+from mimo.model.runtime import AuxLosses, LanguageBatch, TensorAxis, hidden_losses
 from mimo.schedule.runtime import LOSS
 from mimo.topology.device_copies import all_to_device, to_device
 from mimo.trainer.batch.microbatch import Microbatch
 from mimo.trainer.config.settings import Distil
-from mimo.trainer.job.job import Job, JobModule
-from mimo.trainer.step.programs.loss_terms import divergence_name
+from mimo.trainer.step.programs.language_batches import draw_keys_of, language_batch
+from mimo.trainer.step.programs.loss_terms import divergence_name, hidden_name
 from mimo.trainer.step.programs.predictions import gather_ids, predictions_of
 from mimo.trainer.step.programs.program import NumberedData, Program, add_sum
+from mimo.trainer.step.programs.teacher_rows import TeacherRows
 
 
 @attrs.frozen(kw_only=True)
@@ -34,7 +36,7 @@ class _Pass:
         batch: these as tensors.
         hidden: rows of the stage before.
         rows: of encoders, by module.
-        said: what teachers send, by module.
+        said: what teachers say of the rows that are taught, by module.
     """
 
     microbatch: int
@@ -43,7 +45,24 @@ class _Pass:
     batch: LanguageBatch
     hidden: Tensor | None
     rows: Mapping[str, Tensor]
-    said: Mapping[str, Tensor]
+    said: Mapping[str, TeacherRows]
+
+
+@attrs.frozen(kw_only=True)
+class _Term:
+    """A part of the loss.
+
+    Args:
+        name: of its sum, in what ranks agree on beside the loss; None for the loss by labels.
+        total: the weighted sum over this rank's rows.
+        weight: by which it is learned; 0: it is only reported.
+        counts: whether this rank, and none of its tensor ranks that hold the same rows, counts it.
+    """
+
+    name: str | None
+    total: Tensor
+    weight: float
+    counts: bool
 
 
 class LanguageProgram(Program):
@@ -62,12 +81,15 @@ class LanguageProgram(Program):
         packed = step.packed(self.module, self.place.dp, self.place.cp)
         samples = [layout.sample for layout in step.lane_layouts(self.module, self.place.dp)]
         keys = draw_keys_of(packed, samples, self._step_keys[microbatch])
-        hidden, rows, said = None, dict[str, Tensor](), dict[str, Tensor]()
+        hidden, rows, said = None, dict[str, Tensor](), dict[str, TeacherRows]()
         for edge in self.job.graph.inputs(self.stage):
+            source, given = self.job.built(edge.source).module, inputs[edge.name]
             if self.job.is_inside(edge):
-                hidden = inputs[edge.name]
+                hidden = given
+            elif self.job.teaches(edge):
+                said[source] = TeacherRows.from_bytes(given, self.job.settings.run.precision, self._distil(source))
             else:
-                (said if self.job.teaches(edge) else rows)[self.job.built(edge.source).module] = inputs[edge.name]
+                rows[source] = given
         return _Pass(
             microbatch=microbatch,
             step=step,
@@ -104,11 +126,20 @@ class LanguageProgram(Program):
         rows, found = hidden.to(self._dtype), dict[str, Tensor]()
         for edge in self._edges:
             wanted = given.step.fed(self.job.module(edge.target.module), self.place.dp, self.place.cp)
-            if self.module.sequence_parallel:  # this rank has a slice of the rows, and sends those of it
-                first = self.place.tp * len(rows)
-                wanted = wanted[(wanted >= first) & (wanted < first + len(rows))] - first
-            found[edge.name] = rows.index_select(0, to_device(torch.from_numpy(wanted), self.device))
+            own = self._own(wanted, rows)[1]
+            found[edge.name] = rows.index_select(0, to_device(torch.from_numpy(own), self.device))
         return found
+
+    def _own(self, wanted: NDArray[np.int64], rows: Tensor) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return which of some of the rows of all tensor ranks this one holds, and where among its own they lie.
+
+        Args:
+            wanted: [R] their numbers.
+            rows: what this rank holds: all, or with sequence parallelism a slice.
+        """
+        first = self.place.tp * len(rows) if self.module.sequence_parallel else 0
+        chosen = np.flatnonzero((wanted >= first) & (wanted < first + len(rows)))
+        return chosen, wanted[chosen] - first
 
     def _enter(self, aux_losses: AuxLosses) -> None:
         """Add what a forward entered to the step's.
@@ -133,9 +164,18 @@ class LanguageProgram(Program):
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [T, V] of all ids in fp32, on each tensor rank, of what the last stage returned."""
         assert isinstance(self.module.spec, LanguageModelSpec)
-        axis = TensorAxis(group=self._tensor, rank=self.place.tp, size=self.module.grid.tp)
         here = self.part.language.logits(hidden).float()
-        return axis.collect(here.t(), self.module.spec.vocabulary(self.module.config)).t()
+        return self._axis.collect(here.t(), self.module.spec.vocabulary(self.module.config)).t()
+
+    @property
+    def _axis(self) -> TensorAxis:
+        """The tensor ranks."""
+        return TensorAxis(
+            group=self._tensor,
+            rank=self.place.tp,
+            size=self.module.grid.tp,
+            sequence_parallel=self.module.sequence_parallel,
+        )
 
     @property
     def _counts(self) -> bool:
@@ -144,37 +184,68 @@ class LanguageProgram(Program):
 
     def _read(self, given: _Pass, hidden: Tensor) -> list[Tensor]:
         """Return what this rank's rows are trained by, each a weighted sum over them, and count and judge them."""
-        losses, divergences = self._row_losses(given, hidden)
-        found, weights = [], given.batch.weights
-        for name, each in ((self.module.name, losses), *divergences.items()):
-            module, total = self.job.module(name), (each if weights is None else each * weights).sum()
-            if self._counts and module is self.module:
-                self._losses.append(total.detach().double())
+        found = []
+        for term in self._terms(given, hidden):
+            if term.counts and term.name is None:
+                self._losses.append(term.total.detach().double())
                 self._label_weight += given.packed.label_weight
-            elif self._counts:
-                add_sum(self._extra_sums, divergence_name(module), total)
-            if module.loss_weight:
-                found.append(total if module.loss_weight == 1 else module.loss_weight * total)
+            elif term.counts and term.name:
+                add_sum(self._extra_sums, term.name, term.total)
+            if term.weight:
+                found.append(term.total if term.weight == 1 else term.weight * term.total)
         if self._scores:
             greedy = self.part.language.greedy(hidden)
             if self._counts:
                 self._predict(given.step, greedy)
         return found
 
-    def _row_losses(self, given: _Pass, hidden: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
-        """Return the loss of each row [T] by its label, and its divergence from each teacher."""
-        labels = given.batch.labels
-        if not given.said:
-            return self.part.language.losses(hidden, labels, given.batch.labelled), {}
-        taught = given.step.taught(self.place.dp, self.place.cp)
-        untaught = np.setdiff1d(np.flatnonzero(given.packed.targets), taught, assume_unique=True)
-        with_teachers, alone = all_to_device([torch.from_numpy(rows) for rows in (taught, untaught)], self.device)
-        teachers = [
-            TopIds.from_bytes(said, self._dtype, temperature=self._distil(name).temperature)
-            for name, said in given.said.items()
-        ]
-        found, *divergences = self.part.distillation.distilled_losses(hidden, labels, with_teachers, alone, teachers)
-        return found, dict(zip(given.said, divergences, strict=True))
+    def _terms(self, given: _Pass, hidden: Tensor) -> Iterator[_Term]:
+        """Yield the parts of the loss: by labels, by the ids of teachers, and by their hidden rows."""
+        taught = given.step.taught(self.place.dp, self.place.cp) if given.said else np.zeros(0, dtype=np.int64)
+        yield from self._by_logits(given, hidden, taught)
+        yield from self._by_hidden(given, hidden, taught)
+
+    def _by_logits(self, given: _Pass, hidden: Tensor, taught: NDArray[np.int64]) -> Iterator[_Term]:
+        """Yield the loss by labels, and the divergence from each teacher of ids, of one computation of the logits."""
+        labels, weights = given.batch.labels, given.batch.weights
+        said = {name: one.ids for name, one in given.said.items() if one.ids is not None}
+        if said:
+            untaught = np.setdiff1d(np.flatnonzero(given.packed.targets), taught, assume_unique=True)
+            rows, others = all_to_device([torch.from_numpy(some) for some in (taught, untaught)], self.device)
+            found = self.part.distillation.distilled_losses(hidden, labels, rows, others, list(said.values()))
+        else:
+            found = (self.part.language.losses(hidden, labels, given.batch.labelled),)
+        for name, each in zip((self.module.name, *said), found, strict=True):
+            module = self.job.module(name)
+            yield _Term(
+                name=None if module is self.module else divergence_name(module),
+                total=(each if weights is None else each * weights).sum(),
+                weight=module.loss_weight,
+                counts=self._counts,
+            )
+
+    def _by_hidden(self, given: _Pass, hidden: Tensor, taught: NDArray[np.int64]) -> Iterator[_Term]:
+        """Yield how far the rows that this rank holds are from each teacher's."""
+        said = {name: one for name, one in given.said.items() if one.hidden is not None}
+        if not said:
+            return
+        chosen, own = self._own(taught, hidden)
+        on_device = all_to_device([torch.from_numpy(some) for some in (chosen, own, taught[chosen])], self.device)
+        weights = None if given.batch.weights is None else given.batch.weights[on_device[2]]
+        rows = hidden.index_select(0, on_device[1])
+        for name, one in said.items():
+            distil, wanted = self._distil(name), one.hidden
+            assert distil.hidden != "none"
+            assert wanted is not None
+            if one.ids is not None:  # with which every tensor rank has all rows
+                wanted = wanted.index_select(0, on_device[0])
+            each = hidden_losses(rows, wanted, distil.hidden)
+            yield _Term(
+                name=hidden_name(self.job.module(name)),
+                total=(each if weights is None else each * weights).sum(),
+                weight=distil.hidden_weight,
+                counts=self._counts or self._axis.splits_rows,
+            )
 
     def _distil(self, teacher: str) -> Distil:
         found = self.job.module(teacher).distil
@@ -191,7 +262,7 @@ class LanguageProgram(Program):
 
 
 class TeacherProgram(LanguageProgram):
-    """A stage of a teacher: tokens in, and out of the last what it finds likeliest."""
+    """A stage of a teacher: tokens in, and out of the last what it finds likeliest, or its hidden rows."""
 
     def begin(self, data: NumberedData, *, scores: bool, following: NumberedData | None = None) -> None:
         """Take the samples of the step to come, as `Program.begin` says."""
@@ -201,79 +272,18 @@ class TeacherProgram(LanguageProgram):
             self._rows = sum(len(layout.tokens) for own in layouts for layout in own)
 
     def _finish(self, given: _Pass, hidden: Tensor) -> Mapping[str, Tensor]:
-        """Return what goes out of the stage: rows, or of those that are learned from the likeliest ids."""
+        """Return what goes out of the stage: rows, or what it says of those that are learned from."""
         if not self.part.stage.is_last:
             return self._outputs(hidden)
-        rows, distil = given.batch.labelled, self._distil(self.module.name)
-        assert rows is not None
-        found = self.part.distillation.top_ids(hidden, rows, distil.top_k, temperature=distil.temperature)
-        return {edge.name: found.to_bytes(self._dtype) for edge in self._edges}
-
-
-def draw_keys_of(packed: Packed, samples: Sequence[int], step: Tensor | None) -> Tensor | None:
-    """Return by what layers draw at random, [T, 2] of packed rows; those of the padding are anything.
-
-    Args:
-        packed: the samples.
-        samples: their numbers in the dataset.
-        step: key of the step; None where nothing is drawn.
-    """
-    if step is None:
-        return None
-    numbers = torch.tensor([*samples, 0])[torch.from_numpy(packed.samples)]
-    return sample_rows(step, numbers, torch.from_numpy(packed.positions))
-
-
-def language_batch(
-    packed: Packed,
-    job: Job,
-    device: torch.device,
-    *,
-    module: JobModule | None = None,
-    trains: bool = True,
-    draw_keys: Tensor | None = None,
-) -> LanguageBatch:
-    """Return packed samples as a language model takes them: tensors, with placeholders by encoder.
-
-    Args:
-        packed: the samples.
-        job: the whole.
-        device: where the tensors go.
-        module: the language model; None: the one that is not a teacher.
-        trains: whether what it is to predict further on is asked too.
-        draw_keys: of `draw_keys_of`.
-    """
-    weights = packed.weights
-    batch = LanguageBatch(
-        tokens=torch.from_numpy(packed.tokens),
-        labels=torch.from_numpy(packed.labels),
-        positions=torch.from_numpy(packed.positions),
-        lengths=packed.lengths,
-        placeholders={
-            module.name: torch.from_numpy(packed.placeholders[module.modality])
-            for module in job.encoders_of(module or job.language)
-            if module.modality in packed.placeholders
-        },
-        samples=torch.from_numpy(packed.samples),
-        label_tokens=packed.label_tokens,
-        labelled=torch.from_numpy(np.flatnonzero(packed.targets)),
-        weights=None if weights is None else torch.from_numpy(weights.rows),
-        weight_sums=None if weights is None else weights.sums,
-        grid_positions=None if packed.grid_positions is None else torch.from_numpy(packed.grid_positions),
-        mtp_labels=tuple(_mtp_labels(packed, k) for k in range(len(packed.next_labels)) if trains),
-        used=int((packed.samples < len(packed.lengths)).sum()),
-        items=packed.items,
-        draw_keys=draw_keys,
-    )
-    return batch.to(device)
-
-
-def _mtp_labels(packed: Packed, k: int) -> MtpLabels:
-    """Return what packed samples are to predict k + 1 tokens after the next."""
-    labels, counts = packed.next_labels[k], packed.next_counts[k]
-    own = weights = None
-    rows = np.flatnonzero(labels != NO_LABEL)
-    if packed.weights is not None:
-        own, weights = torch.from_numpy(packed.weights.next_rows[k]), packed.weights.next_sums[k]
-        rows = np.flatnonzero(own)  # the others have labels too, which later depths read as their tokens
-    return MtpLabels(torch.from_numpy(labels), torch.from_numpy(rows), counts, own, weights)
+        distil, targets = self._distil(self.module.name), given.batch.labelled
+        assert targets is not None
+        ids = rows = None
+        if distil.top_k:
+            ids = self.part.distillation.top_ids(hidden, targets, distil.top_k, temperature=distil.temperature)
+        if distil.compares_hidden and distil.top_k:  # each tensor rank sends ids of all rows, so hidden ones too
+            rows = (self._axis.enter(hidden) if self._axis.splits_rows else hidden).index_select(0, targets)
+        elif distil.compares_hidden:
+            own = self._own(np.flatnonzero(given.packed.targets), hidden)[1]
+            rows = hidden.index_select(0, to_device(torch.from_numpy(own), self.device))
+        found = TeacherRows(ids=ids, hidden=rows).to_bytes(self.job.settings.run.precision)
+        return {edge.name: found for edge in self._edges}

@@ -1,6 +1,6 @@
-"""What a step's loss is the sum of beside the labels: divergences from teachers, and the losses of generators.
+"""What a step's loss is the sum of beside the labels: what is learned from teachers, and the losses of generators.
 
-Each has a global count by which its sum is divided: a divergence that of the labels, a generator's that of its targets.
+Each has a global count by which its sum is divided: a teacher's that of the labels, a generator's that of its targets.
 """
 
 from __future__ import annotations
@@ -18,6 +18,21 @@ def divergence_name(teacher: JobModule) -> str:
     return f"{teacher.name}.divergence"
 
 
+def hidden_name(teacher: JobModule) -> str:
+    """Return by what name the sum of the losses by a teacher's hidden rows is known."""
+    return f"{teacher.name}.hidden"
+
+
+def _taught_names(job: Job) -> list[str]:
+    """Return by what names what is learned from teachers is known."""
+    found = list[str]()
+    for teacher in job.teachers:
+        assert teacher.distil is not None
+        found += [divergence_name(teacher)] * (teacher.distil.top_k > 0)
+        found += [hidden_name(teacher)] * teacher.distil.compares_hidden
+    return found
+
+
 def loss_name(generator: JobModule) -> str:
     """Return by what name the sum of a generator's losses is known."""
     return f"{generator.name}.loss"
@@ -30,13 +45,13 @@ def targets_name(generator: JobModule) -> str:
 
 def term_sums(job: Job) -> Mapping[str, int]:
     """Return what ranks sum for these terms in a step's message, by name its length, in the message's order."""
-    names = [*map(divergence_name, job.teachers), *map(loss_name, job.generators), *map(targets_name, job.generators)]
+    names = [*_taught_names(job), *map(loss_name, job.generators), *map(targets_name, job.generators)]
     return dict.fromkeys(names, 1)
 
 
 def term_losses(job: Job, sums: ReducedStats) -> Mapping[str, float]:
     """Return the mean of each term by its name, of one without a target 0."""
-    found = {name: float(sums.extra_sums[name]) / sums.divisor for name in map(divergence_name, job.teachers)}
+    found = {name: float(sums.extra_sums[name]) / sums.divisor for name in _taught_names(job)}
     for generator in job.generators:
         targets = float(sums.extra_sums[targets_name(generator)])
         found[loss_name(generator)] = float(sums.extra_sums[loss_name(generator)]) / (targets or 1.0)
