@@ -14,6 +14,8 @@ from mimo.optimizer import OPTIMIZERS
 from mimo.topology import StageId
 from mimo.trainer.config.plugin_kinds import find_installed
 from mimo.trainer.config.toml import make_settings
+from mimo.trainer.cost.sample_stats import SampleStats
+from mimo.trainer.cost.step_cost import op_costs
 from mimo.trainer.job.job import Job
 from mimo.trainer.resolving.resolve import Purpose, resolve
 
@@ -114,6 +116,18 @@ def test_hidden_rows_take_the_bytes_of_their_numbers() -> None:
     settings["run"]["precision"] = "bf16"
     alone = job_of(settings, "train")
     assert [alone.width(edge) for edge in alone.graph.edges if edge.is_boundary] == [16 * 2]
+
+
+def test_what_makes_no_logits_costs_none() -> None:
+    """A teacher of hidden rows alone multiplies nothing by its head."""
+    wide = ("language.config.hidden", 16)
+    samples = SampleStats(lengths=(8,), labels=4, sizes={}, taught=(True,), taught_labels=4)
+    of_ids, of_rows = (
+        op_costs(job_of(table(wide, ("teacher.distil", distil)), "import"), StageId("teacher", 1), samples)["head"]
+        for distil in ({"top_k": 3}, HIDDEN)
+    )
+    assert of_ids.weighted > of_rows.weighted == 0
+    assert of_ids.split > of_rows.split
 
 
 def test_nobody_is_taught_while_the_language_model_writes() -> None:

@@ -369,8 +369,7 @@ class Microbatch:
             pairs = zip(self.layouts, self._counts(carried), strict=True)
             owners = owners.scaled([count for layout, count in pairs if is_read(self._job, module, layout)])
 
-        all_have = carried.distil is not None and carried.distil.top_k > 0  # the ids of a row, as logits of its spans
-        splits = module.sequence_parallel and not all_have
+        splits = module.sequence_parallel and not carried.sends_ids  # which all tensor ranks have of all rows
 
         def cut(lane: int) -> Cut:
             if carried.distil is not None:

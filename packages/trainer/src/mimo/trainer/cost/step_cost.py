@@ -201,9 +201,10 @@ def op_costs(job: Job, stage: StageId, stats: SampleStats) -> Mapping[str, OpCos
         return _from_shapes(job, module, plugin_stage, sum(spec.targets(module.config, size) for size in made.sizes))
     own = stats.of_module(module)
     if module.spec.flops is not None:
-        costs = module.spec.flops(module.config, plugin_stage, cut.recompute, own.lengths, own.labels)
+        labels = own.labels if module.distil is None or module.sends_ids else 0  # of rows that it makes logits of
+        costs = module.spec.flops(module.config, plugin_stage, cut.recompute, own.lengths, labels)
         depths = {"next_tokens": module.spec.next_tokens(module.config)}
-        teachers = len(job.teachers) if module.name == LANGUAGE else 0
+        teachers = sum(teacher.sends_ids for teacher in job.teachers) if module.name == LANGUAGE else 0
         return {
             part: _with_logits(job, module, stats, work, depths[part], 1)
             if part in depths

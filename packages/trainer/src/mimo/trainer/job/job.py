@@ -133,10 +133,15 @@ class JobModule:
     shares: tuple[Mapping[str, PartShare], ...] = ()
 
     @property
+    def sends_ids(self) -> bool:
+        """Whether it is a teacher that says which ids it finds likeliest."""
+        return self.distil is not None and self.distil.top_k > 0
+
+    @property
     def is_learned_from(self) -> bool:
         """Whether it adds anything to the loss of a step: a language model, a teacher or a generator."""
         by_hidden = self.distil is not None and self.distil.compares_hidden and self.distil.hidden_weight > 0
-        return by_hidden or (self.loss_weight > 0 and (self.distil is None or self.distil.top_k > 0))
+        return by_hidden or (self.loss_weight > 0 and (self.distil is None or self.sends_ids))
 
     @property
     def is_generator(self) -> bool:

@@ -34,7 +34,7 @@ def check_teachers(modules: Sequence[JobModule], *, trains: bool) -> None:
             got="0, so that nothing would be learned",
             fix="Leave it out, or add a teacher: a module with a table distil.",
         )
-    if any(teacher.distil.top_k for teacher in teachers if teacher.distil is not None):
+    if any(teacher.sends_ids for teacher in teachers):
         assert isinstance(language.spec, LanguageModelSpec)
         check_distils(f"modules.{LANGUAGE}", language.spec)
     for teacher in teachers:
