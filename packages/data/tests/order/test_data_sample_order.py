@@ -53,11 +53,9 @@ def order_of(data: Parted, *, batch: int = 8, seed: int = 0, changes: Sequence[W
 def by_part(data: Parted, stream: Sequence[int]) -> list[list[int]]:
     """Return the samples that a stream takes from each part, numbered within it."""
     ends = np.cumsum([part.samples for part in data.given])
-    found: list[list[int]] = [[] for _ in data.given]
-    for sample in stream:
-        part = int(np.searchsorted(ends, sample, side="right"))
-        found[part].append(sample - int(ends[part] - data.given[part].samples))
-    return found
+    numbers = np.array(stream, dtype=np.int64)
+    parts = np.searchsorted(ends, numbers, side="right")
+    return [(numbers[parts == place] - (ends[place] - part.samples)).tolist() for place, part in enumerate(data.given)]
 
 
 def is_of_whole_epochs(stream: Sequence[int], samples: int) -> bool:
@@ -137,7 +135,7 @@ def test_data_order_counts_epochs(epochs: tuple[float, float]) -> None:
 
 def test_data_order_takes_from_the_rarest_part() -> None:
     """A weight of a millionth has its one sample of a longer period; a smaller one is refused."""
-    big, rare = DataPart(name="big", samples=9, weight=1.0), DataPart(name="rare", samples=9, weight=1e-6)
+    big, rare = DataPart(name="big", samples=1 << 20, weight=1.0), DataPart(name="rare", samples=9, weight=1e-6)
     data = Parted((big, rare))
     assert shares(data, order_of(data).read(5 << 20, 1 << 20).tolist()) == [(1 << 20) - 1, 1]
     text = r"data: expected weights of which none is less than 1/1048576 of their sum, got 1e-07 of 1 for rare\. Raise"
