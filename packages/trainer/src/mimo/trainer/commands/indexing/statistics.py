@@ -178,7 +178,7 @@ class _Modality:
     Args:
         sizes: of all samples.
         modality: its number.
-        is_used: tells of each item of a span whether it is used so.
+        is_used: returns for each item of a span whether it is used so.
     """
 
     sizes: SampleSizes

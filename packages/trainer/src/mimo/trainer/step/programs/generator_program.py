@@ -120,15 +120,16 @@ class GeneratorProgram(ItemProgram):
             return (self._padded(rows[0], total) if is_first else None), spans
         firsts = [0, *accumulate(count for _, count in found)]
         runs = [
-            [range(first + start, first + stop) for first, (start, stop) in zip(firsts[:-1], spans, strict=True)]
+            [(first + start, first + stop) for first, (start, stop) in zip(firsts[:-1], spans, strict=True)]
             for spans in zip(*(own for own, _ in found), strict=True)
         ]
-        bounds = [0, *accumulate(sum(map(len, own)) for own in runs)]
+        bounds = [0, *accumulate(sum(stop - start for start, stop in own) for own in runs)]
         spans = [*pairwise(bounds)]
         if not is_first:
             return None, spans
-        taken = torch.tensor([row for own in runs for run in own for row in run], dtype=torch.int64)
-        return torch.cat(rows).index_select(0, to_device(taken, self.device)), spans
+        taken = torch.cat([torch.arange(0), *(torch.arange(*run) for own in runs for run in own)])
+        # Gradients of rows that several items share are summed in the same order in each run, on CUDA too.
+        return functional.embedding(to_device(taken, self.device), torch.cat(rows)), spans
 
     def _padded(self, rows: Tensor, total: int) -> Tensor:
         """Return this rank's slice of so many rows as long as those of the others, zeros at the end."""
