@@ -215,6 +215,24 @@ def guard_of(members: Mapping[str, frozenset[str]], *, absent: Iterable[str]) ->
     return "\n".join(lines)
 
 
+OLDEST = (("mimo-transformers", "transformers"),)
+"""Members that are tested with the oldest release of a library that they allow, as some machines have no other."""
+
+
+@nox.session(allow_parallel=True)
+@nox.parametrize(("name", "library"), [nox.param(*one, id=one[1]) for one in OLDEST])
+def oldest(session: nox.Session, name: str, library: str) -> None:
+    """Test one package with the oldest release that it allows of a library."""
+    install(session, {TEST_TOOLS: frozenset[str](), **closure({name: frozenset()})}, "test", tested=(name,))
+    (allowed,) = (one for one in MEMBERS[name].dependencies if one.name == library)
+    (lowest,) = (one.version for one in allowed.specifier if one.operator == ">=")
+    session.install(f"{library}=={lowest}.*")
+    collect_rarely(session)
+    folder = MEMBERS[name].folder / "tests"
+    with bytecode(session):
+        session.run("pytest", str(folder), *side_by_side([] if session.parallel else files_of(folder)))
+
+
 @nox.session(allow_parallel=True)
 @nox.parametrize(("name", "extra"), variants())
 def tests(session: nox.Session, name: str, extra: str | None) -> None:
@@ -235,24 +253,6 @@ def tests(session: nox.Session, name: str, extra: str | None) -> None:
     how = (*how, *(f"--ignore={path}" for path in left_out), *session.posargs)
     with bytecode(session):
         session.run("pytest", str(folder), *how)
-
-
-OLDEST = (("mimo-transformers", "transformers"),)
-"""Members that are tested with the oldest release of a library that they allow, as some machines have no other."""
-
-
-@nox.session(allow_parallel=True)
-@nox.parametrize(("name", "library"), [nox.param(*one, id=one[1]) for one in OLDEST])
-def oldest(session: nox.Session, name: str, library: str) -> None:
-    """Test one package with the oldest release that it allows of a library."""
-    install(session, {TEST_TOOLS: frozenset[str](), **closure({name: frozenset()})}, "test", tested=(name,))
-    (allowed,) = (one for one in MEMBERS[name].dependencies if one.name == library)
-    (lowest,) = (one.version for one in allowed.specifier if one.operator == ">=")
-    session.install(f"{library}=={lowest}.*")
-    collect_rarely(session)
-    folder = MEMBERS[name].folder / "tests"
-    with bytecode(session):
-        session.run("pytest", str(folder), *side_by_side([] if session.parallel else files_of(folder)))
 
 
 @nox.session
