@@ -34,9 +34,11 @@ def on(first: int, last: int, **keys: Any) -> dict[str, Any]:
     return {"ranks": list(range(first, last + 1)), **keys}
 
 
-def drawing(language: Mapping[str, Any], drawer: Mapping[str, Any], *, microbatches: int = 2) -> Table:
-    """Return settings of a model that sees and draws, of which two modules lie so; ``vision`` on the first rank."""
-    modules: dict[str, Mapping[str, Any]] = {"vision": on(0, 0), "language": language}
+def drawing(
+    language: Mapping[str, Any], drawer: Mapping[str, Any], *, microbatches: int = 2, **more: Mapping[str, Any]
+) -> Table:
+    """Return settings of a model that sees and draws, whose modules lie so; ``vision`` on the first rank."""
+    modules: dict[str, Mapping[str, Any]] = {"vision": on(0, 0), **more, "language": language}
     modules["drawer"] = {"plugin": "flow", "fed_by": "language", "config": FLOW, "loss_weight": 0.7, **drawer}
     return table(modules, microbatches=microbatches, weights="mixed", roles=ROLES)
 

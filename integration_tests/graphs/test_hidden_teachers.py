@@ -77,7 +77,7 @@ def test_several_teachers_of_unlike_kinds(oracle: Oracle) -> None:
     check(oracle, table(modules, microbatches=2, language={"tied": True}))
 
 
-@pytest.mark.parametrize("schedule", ["interleaved", "zb-h1", "zb-v"])
+@pytest.mark.parametrize("schedule", ["interleaved", "zb-h1", "zb-h2", "zb-v"])
 def test_schedules_learn_the_same_of_hidden_rows(schedule: str, oracle: Oracle) -> None:
     """Where backward is split, its first half has all of their gradient to pass on."""
     modules = {"teacher": teacher(0, 1, **BOTH), "language": on(0, 3, pp=2, tp=2, **SP)}
