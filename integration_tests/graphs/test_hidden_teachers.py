@@ -9,6 +9,7 @@ import pytest
 from jobs import CPU, make_job
 from oracle import Oracle
 from tables import TEACHER, Table, alone, scheduled, table, world_of
+from test_oracle_images import MODELS, settings_of
 
 from mimo.testing import Pool
 from mimo.trainer import Trainer
@@ -82,6 +83,17 @@ def test_schedules_learn_the_same_of_hidden_rows(schedule: str, oracle: Oracle) 
     """Where backward is split, its first half has all of their gradient to pass on."""
     modules = {"teacher": teacher(0, 1, **BOTH), "language": on(0, 3, pp=2, tp=2, **SP)}
     check(oracle, scheduled(table(modules, microbatches=4), schedule))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_hidden_rows_teach_models_of_the_library(model: str, oracle: Oracle) -> None:
+    """Rows before the head are what they learn, also where those of images see each other or reach further layers."""
+    settings = settings_of("cp2 pp2", model)
+    first = {"teacher": teacher(0, 1, "cosine", tp=2, **BOTH), "language": settings["modules"]["language"]}
+    of_teacher = table(first, microbatches=2)["modules"]["teacher"]
+    width = settings["modules"]["language"]["config"]["values"]["hidden_size"]
+    settings["modules"]["teacher"] = {**of_teacher, "config": {**TEACHER, "hidden": width, "heads": 4}}
+    check(oracle, settings)
 
 
 def test_hidden_rows_of_shards(oracle: Oracle) -> None:
