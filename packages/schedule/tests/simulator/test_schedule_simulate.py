@@ -326,6 +326,16 @@ def test_memory_without_a_backward_is_kept_until_it_has_left() -> None:
     assert list(result.timeline.memory[0]) == [(0, {"v": 8}), (10, {"v": 16}), (13, {"v": 8}), (23, {"v": 0})]
     assert list(result.timeline.memory[1]) == [(13, {"l": 8}), (15, {"l": 0}), (23, {"l": 8}), (25, {"l": 0})]
     assert peak_activations(_plan(2, **TWO), graph, attrs.evolve(costs, stages=stages))[0].modules == {"v": Peak(1, 8)}
+    stages = {stage: attrs.evolve(cost, passing=3) for stage, cost in stages.items()}
+    busy = simulate(_plan(2, **TWO), graph, attrs.evolve(costs, stages=stages, link=Link(latency=3)))
+    assert list(busy.timeline.memory[0]) == [
+        (0, {"v": 11}),
+        (10, {"v": 19}),
+        (13, {"v": 11}),
+        (20, {"v": 8}),
+        (23, {"v": 0}),
+    ]
+    assert peak_activations(_plan(2, **TWO), graph, attrs.evolve(costs, stages=stages))[0].modules == {"v": Peak(1, 11)}
 
 
 def test_a_budget_of_bytes_is_held_against_the_lists() -> None:
@@ -365,6 +375,7 @@ def _drawn(data: st.DataObject, graph: ModuleGraph, *, latency: bool) -> Costs:
                 activations=st.integers(5, 9),
                 recomputed=size,
                 weight_inputs=st.integers(0, 5),
+                passing=size,
             )
         )
         for stage in graph.stages

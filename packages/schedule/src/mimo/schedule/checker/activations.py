@@ -42,7 +42,12 @@ class _StageFacts:
     @property
     def has_bytes(self) -> bool:
         """Whether it saves any bytes."""
-        return bool(self.cost.activations or self.cost.recomputed or self.cost.weight_inputs)
+        return bool(self.cost.activations or self.cost.recomputed or self.cost.weight_inputs or self.passing)
+
+    @property
+    def passing(self) -> int:
+        """Bytes that a forward takes while it runs."""
+        return 0 if self.backward else self.cost.passing
 
 
 _StageName = tuple[str, int]
@@ -114,9 +119,10 @@ class ActivationMemory:
     def added(self, action: Action) -> Peak:
         """Return what ``action`` adds when it begins."""
         count = len(action.microbatches)
-        cost = self._stages[action.module, action.stage].cost
+        stage = self._stages[action.module, action.stage]
+        cost = stage.cost
         if action.kind == "forward":
-            return Peak(count, count * cost.activations)
+            return Peak(count, count * (cost.activations + stage.passing))
         if action.kind in ("backward", "input-gradient"):
             return Peak(0, count * cost.recomputed)
         return NO_CHANGE
@@ -133,10 +139,11 @@ class ActivationMemory:
             case "weight-gradient":
                 return Peak(count, count * cost.weight_inputs)
             case "forward" if not (stage.backward or stage.handed_on or self._unsent_counts):
-                return Peak(count, count * cost.activations)
+                return Peak(count, count * (cost.activations + stage.passing))
             case "forward" | "send" if not stage.backward and (stage.handed_on or self._unsent_counts):
                 sent = sum(self._is_sent(action, microbatch, stage.outputs) for microbatch in action.microbatches)
-                return Peak(sent, sent * cost.activations)
+                passed = count * stage.passing if action.kind == "forward" else 0
+                return Peak(sent, sent * cost.activations + passed)
         return NO_CHANGE
 
     def _is_sent(self, action: Action, microbatch: int, outputs: int) -> bool:

@@ -42,6 +42,7 @@ class StageCost:
         activations: bytes saved of a microbatch from its forward to its backward.
         recomputed: further bytes that recomputation takes until that backward is done.
         weight_inputs: of both, the bytes that a split backward saves from its first part to its second.
+        passing: further bytes that a forward takes while it runs, of a stage without backward.
     """
 
     forward: Seconds
@@ -53,6 +54,7 @@ class StageCost:
     activations: int = 0
     recomputed: int = 0
     weight_inputs: int = 0
+    passing: int = 0
 
     def seconds(self, kind: ActionKind, microbatches: float) -> float:
         """Return the time of a computation over so many average microbatches, or of the reduction."""

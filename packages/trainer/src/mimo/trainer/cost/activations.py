@@ -9,7 +9,7 @@ import attrs
 from mimo.schedule import ActorPeak, Costs, StageCost, peak_activations
 from mimo.topology import StageId
 from mimo.trainer.cost.sample_stats import SampleStats
-from mimo.trainer.cost.step_cost import element_bytes, formula_costs, job_costs, op_costs_with_training
+from mimo.trainer.cost.step_cost import element_bytes, formula_costs, job_costs, op_costs, op_costs_with_training
 from mimo.trainer.job.job import NUMBER_BYTES, Job
 
 
@@ -17,14 +17,18 @@ def activation_costs(job: Job) -> Costs:
     """Return bytes of activations by stage: from the job's profile, or by formula, of its largest microbatch.
 
     By formula, recomputed bytes are all that a backward takes besides. Rows that are made a step ahead are left out.
+    What a stage without backward takes while it runs is by formula in any case.
     """
+    stats = SampleStats.of_largest(job)
     if job.settings.schedule.profile:
         costs = job_costs(job)
     else:
-        stats = SampleStats.of_largest(job)
         costs = formula_costs(job, stats)
         stages = {stage: _with_working(job, stage, stats, cost) for stage, cost in costs.stages.items()}
         costs = attrs.evolve(costs, stages=stages).trained(job.graph)
+    passing = {stage: _passing(job, stage, stats) for stage in job.graph.stages if not job.graph.runs_backward(stage)}
+    stages = {stage: attrs.evolve(cost, passing=passing.get(stage, 0)) for stage, cost in costs.stages.items()}
+    costs = attrs.evolve(costs, stages=stages)
     return attrs.evolve(costs, stages={stage: _without_rows_ahead(job, stage, costs) for stage in job.graph.stages})
 
 
@@ -54,3 +58,22 @@ def _with_working(job: Job, stage: StageId, stats: SampleStats, cost: StageCost)
 def _without_rows_ahead(job: Job, stage: StageId, costs: Costs) -> StageCost:
     cost = costs.stages[stage]
     return attrs.evolve(cost, activations=0) if job.graph.by_name[stage.module].prefetch else cost
+
+
+def _passing(job: Job, stage: StageId, stats: SampleStats) -> int:
+    """Return the most bytes that a forward takes while it runs, of which nothing is kept for a backward.
+
+    They are those of one layer, as many as recomputing brings back, split over tensor ranks as what all would save; or
+    a teacher's logits. Of a plugin that names no layers they are not known, and none.
+    """
+    module, most = job.module(stage.module), 0.0
+    if "full" not in module.spec.recompute:
+        return 0
+    split, copied = element_bytes(job, module, stats)
+    saved = op_costs(job, stage, stats, recompute="none")
+    for part, work in op_costs(job, stage, stats, recompute="full").items():
+        whole = saved[part]
+        if elements := whole.split + whole.copied:
+            each = (whole.split * split + whole.copied * copied) / elements
+            most = max(most, work.recomputed * each + work.split * split)
+    return round(most)

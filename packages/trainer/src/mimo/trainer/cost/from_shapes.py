@@ -12,13 +12,16 @@ from torch import nn
 
 from mimo.model import OpCost, Stage, lora_linear
 from mimo.model.runtime import Split, TensorAxis, build_stage, create_on, stage_without_storage, trainable_paths
+from mimo.topology import Recompute
 from mimo.trainer.job.job import JobModule, PartShare
 
 _CONVOLUTION = 3
 """Dimensions above which a weight is one of a convolution, of outputs by inputs by sides."""
 
 
-def op_costs_from_shapes(module: JobModule, stage: Stage, *, hidden: int, rows: int) -> Mapping[str, OpCost]:
+def op_costs_from_shapes(
+    module: JobModule, stage: Stage, *, hidden: int, rows: int, recompute: Recompute
+) -> Mapping[str, OpCost]:
     """Return what each part of a stage costs for ``rows`` rows, as if every matrix were multiplied with all of them.
 
     It stands in where a third-party plugin has no formula. Embedding tables cost nothing. Attention and whatever else
@@ -30,7 +33,7 @@ def op_costs_from_shapes(module: JobModule, stage: Stage, *, hidden: int, rows: 
     axis = TensorAxis(rank=0, size=module.grid.tp, sequence_parallel=module.sequence_parallel)
     splits = {} if module.spec.tensor is None else module.spec.tensor.plan(built, axis)
     tables = {f"{path}.weight" for path, part in built.named_modules() if _is_table(part)}
-    layer_of = _recomputed_layers(module, built)
+    layer_of = _recomputed_layers(module, built) if recompute == "full" else {}
     groups: dict[tuple[str, nn.Module | None], list[OpCost]] = {}
     for name, parameter in built.named_parameters():
         is_matrix = parameter.dim() > 1 and name not in tables
@@ -71,7 +74,7 @@ def _repeated(layer: OpCost, inputs: float) -> OpCost:
 
 def _recomputed_layers(module: JobModule, built: nn.Module) -> Mapping[str, nn.Module]:
     """Return the layers that compute all of theirs again, by the paths of their parameters."""
-    methods = module.spec.recompute.get("full") if module.recompute == "full" else None
+    methods = module.spec.recompute.get("full")
     if methods is None:
         return {}
     paths = {parameter: path for path, parameter in built.named_parameters()}

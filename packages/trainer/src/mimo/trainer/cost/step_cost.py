@@ -18,7 +18,7 @@ import attrs
 from mimo.model import EncoderSeam, EncoderSpec, GeneratorSpec, LanguageModelSpec, OpCost, Stage
 from mimo.optimizer.estimates import Lanes, Numbers, SentBytes
 from mimo.schedule import Costs, Link, Seconds, StageCost
-from mimo.topology import Edge, StageId
+from mimo.topology import Edge, Recompute, StageId
 from mimo.trainer.config.settings import LANGUAGE
 from mimo.trainer.cost.profile import read_profile
 from mimo.trainer.cost.sample_stats import MadeStats, SampleStats, microbatch_samples
@@ -180,38 +180,54 @@ def _divided(work: OpCost, share: PartShare) -> Iterator[tuple[OpCost, bool]]:
     )
 
 
-def op_costs(job: Job, stage: StageId, stats: SampleStats) -> Mapping[str, OpCost]:
-    """Return what a forward of a stage over the samples costs, by part in the order in which data passes them."""
-    module, cut = job.module(stage.module), job.graph.by_name[stage.module]
+def op_costs(
+    job: Job, stage: StageId, stats: SampleStats, *, recompute: Recompute | None = None
+) -> Mapping[str, OpCost]:
+    """Return what a forward of a stage over the samples costs, by part in the order in which data passes them.
+
+    Args:
+        job: the whole.
+        stage: of one of its modules.
+        stats: of the samples.
+        recompute: what its backward computes again; None: as the run has it.
+    """
+    module = job.module(stage.module)
+    recompute = recompute or job.graph.by_name[stage.module].recompute
     plugin_stage = job.stage(job.built(stage))
     if isinstance(module.spec, EncoderSpec):
         sizes = stats.sizes_of(module)
         if module.spec.flops is not None:
-            costs = module.spec.flops(module.config, job.row_width(module), plugin_stage.pipeline, cut.recompute, sizes)
+            costs = module.spec.flops(module.config, job.row_width(module), plugin_stage.pipeline, recompute, sizes)
             return (
                 costs
                 if module.spec.seam is None or not plugin_stage.seam
                 else _own_side(costs, module.spec.seam, plugin_stage)
             )
-        return _from_shapes(job, module, plugin_stage, sum(module.spec.rows(module.config, size) for size in sizes))
+        rows = sum(module.spec.rows(module.config, size) for size in sizes)
+        return _from_shapes(job, module, plugin_stage, rows, recompute)
     if isinstance(module.spec, GeneratorSpec):
         made, spec = stats.made.get(module.name, MadeStats()), module.spec
         if spec.flops is not None:
-            return spec.flops(module.config, job.row_width(module), plugin_stage, cut.recompute, made.sizes, made.rows)
-        return _from_shapes(job, module, plugin_stage, sum(spec.targets(module.config, size) for size in made.sizes))
+            return spec.flops(module.config, job.row_width(module), plugin_stage, recompute, made.sizes, made.rows)
+        rows = sum(spec.targets(module.config, size) for size in made.sizes)
+        return _from_shapes(job, module, plugin_stage, rows, recompute)
     own = stats.of_module(module)
     if module.spec.flops is not None:
         labels = own.labels if module.distil is None or module.sends_ids else 0  # of rows that it makes logits of
-        costs = module.spec.flops(module.config, plugin_stage, cut.recompute, own.lengths, labels)
+        costs = module.spec.flops(module.config, plugin_stage, recompute, own.lengths, labels)
         depths = {"next_tokens": module.spec.next_tokens(module.config)}
-        teachers = sum(teacher.sends_ids for teacher in job.teachers) if module.name == LANGUAGE else 0
-        return {
+        teachers = job.teachers if module.name == LANGUAGE else ()
+        compared = 1 + sum(teacher.sends_ids for teacher in teachers)
+        found = {
             part: _with_logits(job, module, stats, work, depths[part], 1)
             if part in depths
-            else _with_logits(job, module, stats, work, 1, 1 + teachers)
+            else _with_logits(job, module, stats, work, 1, compared)
             for part, work in costs.items()
         }
-    return _from_shapes(job, module, plugin_stage, sum(own.lengths))
+        if plugin_stage.is_last:
+            found["head"] = found.get("head", OpCost()) + _of_hidden_rows(job, module, teachers, stats)
+        return found
+    return _from_shapes(job, module, plugin_stage, sum(own.lengths), recompute)
 
 
 def _with_logits(job: Job, module: JobModule, stats: SampleStats, work: OpCost, losses: int, compared: int) -> OpCost:
@@ -237,15 +253,31 @@ def _with_logits(job: Job, module: JobModule, stats: SampleStats, work: OpCost, 
     return attrs.evolve(work, logits=0.0, repeated=work.repeated + again, recomputed=recomputed)
 
 
+def _of_hidden_rows(job: Job, student: JobModule, teachers: Sequence[JobModule], stats: SampleStats) -> OpCost:
+    """Return what a student keeps of its teachers' hidden rows: them, and in fp32 how its own differ from them.
+
+    Or its own, where only directions count. A backward makes the gradient of one such comparison at a time.
+    """
+    assert isinstance(student.spec, LanguageModelSpec)
+    fp32 = NUMBER_BYTES["fp32"] / NUMBER_BYTES[job.settings.run.precision]
+    compared = [teacher for teacher in teachers if teacher.distil is not None and teacher.distil.compares_hidden]
+    rows = [float(student.spec.hidden(student.config) * stats.of_module(teacher).labels) for teacher in compared]
+    whole = [
+        student.slices if teacher.sends_ids else 1 for teacher in compared
+    ]  # with ids each tensor rank has them all
+    kept = sum(each * (times + fp32) for each, times in zip(rows, whole, strict=True))
+    return OpCost(copied=kept, working=fp32 * student.grid.tp / student.slices * max(rows, default=0.0))
+
+
 def _own_side(costs: Mapping[str, OpCost], seam: EncoderSeam, stage: Stage) -> Mapping[str, OpCost]:
     """Return the costs of the parts that lie on the stage's side of the seam."""
     return {part: work for part, work in costs.items() if (part in seam.parts) == stage.is_projector}
 
 
-def _from_shapes(job: Job, module: JobModule, stage: Stage, rows: int) -> Mapping[str, OpCost]:
+def _from_shapes(job: Job, module: JobModule, stage: Stage, rows: int, recompute: Recompute) -> Mapping[str, OpCost]:
     from mimo.trainer.cost.from_shapes import op_costs_from_shapes  # imports torch
 
-    return op_costs_from_shapes(module, stage, hidden=job.row_width(module), rows=rows)
+    return op_costs_from_shapes(module, stage, hidden=job.row_width(module), rows=rows, recompute=recompute)
 
 
 def _share(job: Job, module: JobModule, stats: SampleStats) -> float:
