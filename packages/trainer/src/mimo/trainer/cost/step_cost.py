@@ -224,8 +224,9 @@ def op_costs(
             else _with_logits(job, module, stats, work, 1, compared)
             for part, work in costs.items()
         }
-        if plugin_stage.is_last:
-            found["head"] = found.get("head", OpCost()) + _of_hidden_rows(job, module, teachers, stats)
+        if plugin_stage.is_last and found:
+            *_, last = found
+            found[last] += _of_hidden_rows(job, module, teachers, stats)
         return found
     return _from_shapes(job, module, plugin_stage, sum(own.lengths), recompute)
 
@@ -262,9 +263,8 @@ def _of_hidden_rows(job: Job, student: JobModule, teachers: Sequence[JobModule],
     fp32 = NUMBER_BYTES["fp32"] / NUMBER_BYTES[job.settings.run.precision]
     compared = [teacher for teacher in teachers if teacher.distil is not None and teacher.distil.compares_hidden]
     rows = [float(student.spec.hidden(student.config) * stats.of_module(teacher).labels) for teacher in compared]
-    whole = [
-        student.slices if teacher.sends_ids else 1 for teacher in compared
-    ]  # with ids each tensor rank has them all
+    # With ids each tensor rank has all rows, else those of its slice.
+    whole = [student.slices if teacher.sends_ids else 1 for teacher in compared]
     kept = sum(each * (times + fp32) for each, times in zip(rows, whole, strict=True))
     return OpCost(copied=kept, working=fp32 * student.grid.tp / student.slices * max(rows, default=0.0))
 
