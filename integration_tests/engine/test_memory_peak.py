@@ -167,3 +167,12 @@ def test_estimates_of_what_teachers_hold_and_say_are_what_ranks_hold(layout: str
     modules, distil = TAUGHT[layout]
     modules = {**modules, "teacher": {**modules["teacher"], "distil": distil, "config": WIDE}}
     check(measured(table(modules, microbatches=3, language=WIDE)), pool)
+
+
+def test_estimates_of_a_student_of_several_teachers_are_what_ranks_hold(pool: Pool) -> None:
+    """Whose hidden rows are much of what it keeps."""
+    teachers = {
+        f"teacher{rank}": {**on(rank, rank, distil={"top_k": 0, "hidden": "mse"}), "config": WIDE}
+        for rank in range(1, 6)
+    }
+    check(measured(table({**teachers, "language": on(0, 0)}, microbatches=3, language=WIDE)), pool)

@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
 
 import pytest
 from bounds import BF16_GRADIENTS, BF16_TERMS
 from oracle import Oracle, worst
 from tables import Table, alone, table, world_of
 from test_generator_grids import SP, drawing, on
-from test_generators import JOINT
+from test_generators import JOINT, LENS
 from test_precision import check_near, in_precision, run_steps
 
 from mimo.testing import Pool
 
-LENS: Mapping[str, Any] = {"patch": 1, "channels": 1, "width": 24, "layers": 2, "heads": 6, "intermediate": 37}
 LAYOUTS: Mapping[str, Table] = {
     "with an encoder of its own": drawing(on(0, 1, tp=2), on(0, 2), lens=on(1, 2, config=LENS, feeds="drawer")),
     "pp2 to pp2 cp2": drawing(on(0, 1, pp=2), on(0, 3, pp=2, cp=2), microbatches=4),

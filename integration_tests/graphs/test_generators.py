@@ -94,6 +94,8 @@ LENSES: dict[str, Modules] = {
     },
 }
 """An encoder of the generator's own beside that of the language model."""
+LENS: Mapping[str, Any] = {"patch": 1, "channels": 1, "width": 24, "layers": 2, "heads": 6, "intermediate": 37}
+"""Config of that encoder."""
 
 
 @pytest.mark.parametrize("layout", LENSES)
@@ -102,8 +104,7 @@ def test_generators_see_what_stands_before(layout: str, oracle: Oracle) -> None:
     modules = {
         name: {**keys, **({"feeds": "drawer"} if name == "lens" else {})} for name, keys in LENSES[layout].items()
     }
-    config = {"patch": 1, "channels": 1, "width": 24, "layers": 2, "heads": 6, "intermediate": 37}
-    modules["lens"]["config"] = config
+    modules["lens"]["config"] = LENS
     assert oracle.check(table(modules, microbatches=2, pictures="many", roles=ROLES)) == ""
 
 

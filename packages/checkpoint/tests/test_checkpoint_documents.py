@@ -124,7 +124,7 @@ def torchrun(folder: Path, ranks: int) -> str:
 
 
 def run_forked(folder: Path, ranks: int) -> str:
-    """Do so in processes that find torch imported, but nothing else of those that ran before."""
+    """Run the script without torchrun, in processes that begin with torch imported; return what the first prints."""
     group = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     with ExitStack() as stack:
         started = [

@@ -26,10 +26,11 @@ def activation_costs(job: Job) -> Costs:
         costs = formula_costs(job, stats)
         stages = {stage: _with_working(job, stage, stats, cost) for stage, cost in costs.stages.items()}
         costs = attrs.evolve(costs, stages=stages).trained(job.graph)
-    passing = {stage: _passing(job, stage, stats) for stage in job.graph.stages if not job.graph.runs_backward(stage)}
-    stages = {stage: attrs.evolve(cost, passing=passing.get(stage, 0)) for stage, cost in costs.stages.items()}
-    costs = attrs.evolve(costs, stages=stages)
-    return attrs.evolve(costs, stages={stage: _without_rows_ahead(job, stage, costs) for stage in job.graph.stages})
+    stages = {stage: _without_rows_ahead(job, stage, costs) for stage in job.graph.stages}
+    for stage in stages:
+        if not job.graph.runs_backward(stage):
+            stages[stage] = attrs.evolve(stages[stage], passing=_passing(job, stage, stats))
+    return attrs.evolve(costs, stages=stages)
 
 
 def most_activations(job: Job, costs: Costs) -> Mapping[int, ActorPeak]:
@@ -63,8 +64,8 @@ def _without_rows_ahead(job: Job, stage: StageId, costs: Costs) -> StageCost:
 def _passing(job: Job, stage: StageId, stats: SampleStats) -> int:
     """Return the most bytes that a forward takes while it runs, of which nothing is kept for a backward.
 
-    They are those of one layer, as many as recomputing brings back, split over tensor ranks as what all would save; or
-    a teacher's logits. Of a plugin that names no layers they are not known, and none.
+    One layer runs at a time and makes what recomputing it would bring back, split over tensor ranks like all that the
+    layers would save; a teacher's head makes logits. What a layer is must be known: 0 where the plugin names none.
     """
     module, most = job.module(stage.module), 0.0
     if "full" not in module.spec.recompute:

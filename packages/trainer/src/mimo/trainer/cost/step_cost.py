@@ -224,9 +224,10 @@ def op_costs(
             else _with_logits(job, module, stats, work, 1, compared)
             for part, work in costs.items()
         }
-        if plugin_stage.is_last and found:
+        of_hidden = [one for one in teachers if one.distil is not None and one.distil.compares_hidden]
+        if plugin_stage.is_last and of_hidden:
             *_, last = found
-            found[last] += _of_hidden_rows(job, module, teachers, stats)
+            found[last] += _of_hidden_rows(job, module, of_hidden, stats)
         return found
     return _from_shapes(job, module, plugin_stage, sum(own.lengths), recompute)
 
@@ -255,18 +256,24 @@ def _with_logits(job: Job, module: JobModule, stats: SampleStats, work: OpCost, 
 
 
 def _of_hidden_rows(job: Job, student: JobModule, teachers: Sequence[JobModule], stats: SampleStats) -> OpCost:
-    """Return what a student keeps of its teachers' hidden rows: them, and in fp32 how its own differ from them.
+    """Return what a student keeps for its backward by reason of hidden rows.
 
-    Or its own, where only directions count. A backward makes the gradient of one such comparison at a time.
+    Those of each teacher, as they came and once more by themselves, and in fp32 what they are compared by: the
+    differences, or the student's own rows. The backward makes the gradient of one comparison at a time.
+
+    Args:
+        job: the whole.
+        student: the language model.
+        teachers: of hidden rows, at least one.
+        stats: of the samples.
     """
     assert isinstance(student.spec, LanguageModelSpec)
     fp32 = NUMBER_BYTES["fp32"] / NUMBER_BYTES[job.settings.run.precision]
-    compared = [teacher for teacher in teachers if teacher.distil is not None and teacher.distil.compares_hidden]
-    rows = [float(student.spec.hidden(student.config) * stats.of_module(teacher).labels) for teacher in compared]
-    # With ids each tensor rank has all rows, else those of its slice.
-    whole = [student.slices if teacher.sends_ids else 1 for teacher in compared]
-    kept = sum(each * (times + fp32) for each, times in zip(rows, whole, strict=True))
-    return OpCost(copied=kept, working=fp32 * student.grid.tp / student.slices * max(rows, default=0.0))
+    rows = [float(student.spec.hidden(student.config) * stats.of_module(teacher).labels) for teacher in teachers]
+    # Beside ids each tensor rank gets all hidden rows, otherwise those of its slice.
+    got = sum(each * (student.slices if one.sends_ids else 1) for each, one in zip(rows, teachers, strict=True))
+    in_split = student.grid.tp / student.slices  # `working` counts what tensor ranks split, `copied` what slices do
+    return OpCost(copied=2 * got + fp32 * sum(rows), working=fp32 * in_split * max(rows))
 
 
 def _own_side(costs: Mapping[str, OpCost], seam: EncoderSeam, stage: Stage) -> Mapping[str, OpCost]:
