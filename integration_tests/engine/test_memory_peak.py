@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from jobs import CPU, make_job
 from tables import Table, table, world_of
+from test_library_resume import vision_of
 from test_oracle import SOFTMAX, SP, Modules, on
 
 from mimo.hooks import MemoryBytes
@@ -135,6 +136,28 @@ def test_estimates_are_what_ranks_hold(layout: str, pool: Pool) -> None:
 def test_estimates_of_the_librarys_models_are_what_ranks_hold(layout: str, model_type: str, pool: Pool) -> None:
     """By what autograd saves of a row, and for a tower by the shapes of its weights."""
     check(of_library(settings_of(layout), model_type), pool)
+
+
+IMAGES: Mapping[str, tuple[str, Modules]] = {
+    "tiles": ("llava_next", {"vision": on(1, 1), "language": on(0, 0)}),
+    "recomputed tiles": ("llava_onevision", {"vision": on(0, 0, recompute="full"), "language": on(0, 0)}),
+    "windows of any size": ("qwen2_5_vl", {"vision": on(0, 0), "language": on(0, 0)}),
+    "tensor ranks": ("gemma3", {"vision": on(0, 1, tp=2), "language": on(0, 1, tp=2, **SP)}),
+}
+"""Published models and modules."""
+
+
+@pytest.mark.parametrize("case", [pytest.param("tiles", marks=pytest.mark.soak), *[*IMAGES][1:]])
+def test_estimates_of_published_towers_are_what_ranks_hold(case: str, pool: Pool) -> None:
+    """By what autograd saves of images, at their own sizes or in tiles."""
+    name, modules = IMAGES[case]
+    settings = measured(table(modules, microbatches=3, pictures="digits", language=DECODER))
+    settings["data"]["side"] = 48
+    vision = vision_of(name, DECODER["hidden"])
+    tower = vision["config"]["values"]["vision_config"]
+    tower |= {"hidden_size": 64, "intermediate_size": 128, "depth" if "depth" in tower else "num_hidden_layers": 4}
+    settings["modules"]["vision"] = {**modules["vision"], **vision}
+    check(settings, pool)
 
 
 @pytest.mark.parametrize("layout", DRAWERS)

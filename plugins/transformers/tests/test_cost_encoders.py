@@ -105,7 +105,30 @@ def test_layers_that_are_computed_again_save_their_rows_alone() -> None:
     assert again.forward == usual.forward
     assert again.repeated == usual.forward - outside
     assert again.split == 0
-    assert again.copied == rows * library.hidden_size * 3 + rows * (pixels * 1.0 + library.hidden_size)
+    positions = 2 * rows  # whole numbers of 8 bytes
+    assert again.copied == rows * library.hidden_size * 3 + rows * pixels + positions
+
+
+@pytest.mark.parametrize("name", ["llava_next", "qwen2_5_vl", "glm4v", "idefics3", "internvl"])
+def test_towers_save_what_autograd_saves_of_them(name: str) -> None:
+    """Of one image after the other, by a forward that computes; kernels of attention save no scores."""
+    config = config_of(name)
+    encoder: Any = HF_IMAGES.build(config, width_of(config))
+    weights = {one.untyped_storage().data_ptr() for one in encoder.parameters()}
+    total = 0.0
+    for size in ((40, 30), (90, 200)):
+        saved: dict[int, torch.Tensor] = {}
+
+        def save(tensor: torch.Tensor, saved: dict[int, torch.Tensor] = saved) -> torch.Tensor:
+            saved.setdefault(tensor.untyped_storage().data_ptr(), tensor)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+            rows = encoder([HF_IMAGES.prepare(config, picture(size))])
+        assert rows.requires_grad
+        total += sum(one.untyped_storage().nbytes() / 4 for key, one in saved.items() if key not in weights)
+    found = _images_cost(config, (40, 30), (90, 200)).values()
+    assert sum(one.split + one.copied for one in found) == pytest.approx(total, rel=0.05)
 
 
 def test_what_cannot_run_without_storage_is_counted_by_its_weights() -> None:

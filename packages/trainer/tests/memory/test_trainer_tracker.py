@@ -56,6 +56,14 @@ def test_what_one_action_makes_and_frees_is_working_memory() -> None:
     assert measured(lambda: saved.append(zeros()), backward) == {"language": {"working": 3 * BYTES}}
 
 
+def test_what_has_no_memory_counts_for_nothing() -> None:
+    """As of modules that are made to see what they would take."""
+    kept: list[Tensor] = []
+    assert measured(lambda: kept.extend([zeros(), torch.zeros(COUNT, device="meta") * 2])) == {
+        "language": {"activations": BYTES}
+    }
+
+
 def test_what_a_backward_leaves_is_a_gradient_or_a_message() -> None:
     """By whether the reduction frees it, or the action after it does."""
     left: list[Tensor] = []

@@ -14,11 +14,12 @@ from functools import cache
 
 import attrs
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from mimo.model import OpCost, Stage
 from mimo.model.runtime import Embedding, GroupedLinear, LanguageBatch, create_on
 from mimo_transformers.cost.products import ProductCounter, repeated
+from mimo_transformers.cost.saved import SavedTensors
 from mimo_transformers.family import HfDecoderConfig
 from mimo_transformers.model.attention import AttentionCall, CallRecord
 from mimo_transformers.model.experts import BridgedExperts
@@ -157,25 +158,13 @@ def _record(built: HfStage, config: HfDecoderConfig) -> tuple[CallRecord, _Saved
     ids = torch.zeros(_ROWS, dtype=torch.long)
     batch = LanguageBatch.of(ids, ids, torch.arange(_ROWS), lengths=[_ROWS])
     hidden = None if built.stage.is_first else torch.zeros(_ROWS, config.hidden, device="meta")
-    built.record = CallRecord()
-    tensors: dict[int, Tensor] = {}  # one of each storage, which then can't be another's
-
-    def save(tensor: Tensor) -> Tensor:
-        tensors.setdefault(tensor.untyped_storage()._cdata, tensor)  # noqa: SLF001 -- as StorageWeakRef.cdata
-        return tensor
-
+    built.record, saved = CallRecord(), SavedTensors(built.parameters())
     try:
-        saving = torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor)
-        with ProductCounter([]).counting([]), torch.enable_grad(), saving:
+        with ProductCounter([]).counting(), saved.collecting():
             built(batch, {}, hidden)
     except RuntimeError:  # it reads numbers back that depend on weights
         return CallRecord(), None
-    weights = {parameter.untyped_storage()._cdata for parameter in built.parameters()}  # noqa: SLF001
-    sizes = [
-        (tensor.shape[-1:] == (config.hidden,), tensor.untyped_storage().nbytes() / torch.float32.itemsize / _ROWS)
-        for key, tensor in tensors.items()
-        if key not in weights
-    ]
+    sizes = [(width == config.hidden, elements / _ROWS) for width, elements in saved.elements()]
     return built.record, _Saved(
         copied=sum(size for is_row, size in sizes if is_row), split=sum(size for is_row, size in sizes if not is_row)
     )

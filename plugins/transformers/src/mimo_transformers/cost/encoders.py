@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
 
+from mimo.hooks import ConfigError
 from mimo.model import OpCost
 from mimo.model.runtime import create_on
 from mimo_transformers.cost.tower import TowerCost
@@ -34,10 +36,11 @@ def encoder_cost(
         def run(_size: tuple[int, int]) -> object:
             return encoder([{"pixels": _pixels(config.channels, *shape[1:])}])
 
-        layers = _modules(encoder.layer_forwards) if recompute == "full" else []
-        return TowerCost(encoder, run=run, layers=layers, shape=lambda _size: shape, rows=lambda _size: rows)
+        return TowerCost(
+            encoder, run=run, layers=_layers(encoder.layer_forwards), shape=lambda _size: shape, rows=lambda _size: rows
+        )
 
-    return _found(config, hidden, recompute, find).of(sizes, recompute)
+    return _found(config, hidden, find).of(sizes, recompute)
 
 
 def images_cost(
@@ -52,14 +55,15 @@ def images_cost(
             count, *sides = shape(size)
             return encoder([{"pixels": _pixels(count, _COLOURS, *sides), SIZE: torch.tensor(size)}])
 
-        layers = _modules(encoder.layer_forwards) if recompute == "full" else []
-        return TowerCost(encoder, run=run, layers=layers, shape=shape, rows=config.processing.rows)
+        return TowerCost(
+            encoder, run=run, layers=_layers(encoder.layer_forwards), shape=shape, rows=config.processing.rows
+        )
 
-    return _found(config, hidden, recompute, find).of(sizes, recompute)
+    return _found(config, hidden, find).of(sizes, recompute)
 
 
-def _found(config: Any, hidden: int, recompute: str, find: Callable[[], TowerCost]) -> TowerCost:
-    key = (f"{type(config).__name__} {config!r} {recompute}", hidden)
+def _found(config: Any, hidden: int, find: Callable[[], TowerCost]) -> TowerCost:
+    key = (f"{type(config).__name__} {config!r}", hidden)
     if key not in _FOUND:
         with quiet():
             _FOUND.setdefault(key, find())  # of two threads the first is right for both
@@ -72,10 +76,13 @@ def _built(build: Callable[[ConfigT, int], ModuleT], config: ConfigT, hidden: in
         return build(config, hidden)
 
 
-def _modules(forwards: Callable[[], Sequence[Any]]) -> list[Any]:
-    return [forward.__self__ for forward in forwards()]
+def _layers(forwards: Callable[[], Sequence[Any]]) -> list[Any]:
+    """Return the layers of a tower, none where it has no list of them."""
+    with suppress(ConfigError):
+        return [forward.__self__ for forward in forwards()]
+    return []
 
 
 def _pixels(*shape: int) -> torch.Tensor:
-    """Return pixels without a memory of their own, none of which is 0, as padding may be."""
-    return torch.ones(()).expand(*shape)
+    """Return pixels, none of which is 0, as padding may be."""
+    return torch.ones(*shape)

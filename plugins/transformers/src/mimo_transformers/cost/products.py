@@ -1,4 +1,4 @@
-"""Counts the products of a forward whose weights have no storage: with weights, and of what is made by them.
+"""Counts what a forward takes whose weights have no storage: products with them and of what they make, what is saved.
 
 What doesn't depend on weights, as places of patches, is computed; what does has no storage either.
 """
@@ -12,10 +12,12 @@ from typing import Any
 import attrs
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mimo.model import OpCost
+from mimo_transformers.cost.saved import SavedTensors
 from mimo_transformers.model.layers import change_tensors, tensors_in
 
 _CONVOLUTION = "aten::convolution"
@@ -30,9 +32,9 @@ _FACTORS: Mapping[str, tuple[int, int]] = {
 
 
 class ProductCounter(TorchDispatchMode):
-    """Adds up products, while it is entered, by the part of a model that holds their weights.
+    """Adds up products and what autograd saves, while it counts, by the part of a model that holds the weights.
 
-    A product of activations counts to the part of the last product with weights.
+    A product of activations counts to the part of the last product with weights, and so does what is saved.
 
     Args:
         parts: parameters without storage, each with the name of its part; None where products count for nothing.
@@ -49,9 +51,13 @@ class ProductCounter(TorchDispatchMode):
         self.costs: dict[str, OpCost] = {}
         self.layer_costs: dict[str, OpCost] = {}
         self.layer_inputs, self.layers = 0, 0
+        parts = list(parts)
         self._in_layer = False
+        self._width = 0  # of the rows between layers
         self._part: str | None = None
+        self._first = next((part for _, part in parts if part is not None), None)
         self._weights = {id(one.untyped_storage()): (one, part) for one, part in parts}
+        self._saved, self._seen = SavedTensors(one for one, _ in parts), 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -80,39 +86,54 @@ class ProductCounter(TorchDispatchMode):
         owners = [self._weights.get(id(factor.untyped_storage())) for factor in (one, other)]
         operations = 2.0 * found.numel() * inputs
         if not any(owners):
-            # Of attention: queries times keys, and scores times values, which saves queries and what it returns.
-            cost = OpCost(inner=operations, split=found.shape[:-1].numel() * min(one.shape[-1], found.shape[-1]) / 2)
+            cost = OpCost(inner=operations)  # of attention: queries times keys, and scores times values
         else:
             rows = one if owners[1] else other
             (self._part,) = {owner[1] for owner in owners if owner}
             ends = rows.numel() + found.numel()
             of_items = 0.0 if rows.is_meta else operations
-            cost = OpCost(weighted=operations, of_items=of_items, copied=ends, operands=ends)
+            cost = OpCost(weighted=operations, of_items=of_items, operands=ends, working=2.0 * found.numel())
         if self._part is not None:
-            costs = self.layer_costs if self._in_layer else self.costs
-            costs[self._part] = costs.get(self._part, OpCost()) + cost
+            self._add(self._part, cost)
+
+    def _add(self, part: str, cost: OpCost) -> None:
+        costs = self.layer_costs if self._in_layer else self.costs
+        costs[part] = costs.get(part, OpCost()) + cost
+
+    def _add_saved(self) -> None:
+        """Add what has been saved since the last time: tensor ranks split what a layer saves, but for its own rows."""
+        part = self._part or self._first
+        if part is not None:
+            for width, elements in self._saved.elements(self._seen):
+                split = self._in_layer and width != self._width
+                self._add(part, OpCost(split=elements) if split else OpCost(copied=elements))
+        self._seen = len(self._saved)
 
     @contextmanager
-    def counting(self, layers: Iterable[nn.Module]) -> Iterator[None]:
-        """Count within, in these layers and around them."""
+    def counting(self, layers: Iterable[nn.Module] = ()) -> Iterator[None]:
+        """Count a forward within that autograd records, in these layers and around them."""
         hooks = []
         for layer in layers:
             hooks += [layer.register_forward_pre_hook(self._begin, with_kwargs=True)]
             hooks += [layer.register_forward_hook(self._end)]
         try:
-            with torch.no_grad(), self, _NumbersOnHost():
+            with self._saved.collecting(), self, _Functions(self._saved):
                 yield
+            self._add_saved()
         finally:
             for hook in hooks:
                 hook.remove()
 
     def _begin(self, _layer: nn.Module, given: Any, named: Any) -> None:
         hidden, *_ = tensors_in((given, named))
+        self._width = self._width or hidden.shape[-1]
+        self._add_saved()
         self._in_layer = True
         self.layers += 1
         self.layer_inputs += hidden.numel()
 
     def _end(self, *_given: Any) -> None:
+        self._add_saved()
         self._in_layer = False
 
 
@@ -128,13 +149,25 @@ def repeated(layers: OpCost, count: int, inputs: float) -> OpCost:
     return attrs.evolve(layers, repeated=layers.forward, split=0, copied=inputs, recomputed=max(0.0, one))
 
 
-class _NumbersOnHost(TorchFunctionMode):
-    """Makes tensors of numbers where they can be read: ``torch.tensor`` is no operation that is dispatched."""
+class _Functions(TorchFunctionMode):
+    """Makes tensors of numbers where they can be read, and has attention save what its kernels do.
+
+    ``torch.tensor`` is no operation that is dispatched, and attention without storage would be computed step by step.
+    """
+
+    def __init__(self, saved: SavedTensors) -> None:
+        super().__init__()
+        self._saved = saved
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
         """Call a function of torch."""
         del types
         named = kwargs or {}
+        if func is functional.scaled_dot_product_attention:
+            with self._saved.paused():
+                found = func(*args, **named).transpose(-3, -2).contiguous().transpose(-3, -2)  # as kernels lay it out
+            self._saved.add(*tensors_in((args, named)), found, found[..., 0].clone())  # and the sums of its scores
+            return found
         return func(*args, **(_on_host(named) if func is torch.tensor else named))
 
 

@@ -11,6 +11,7 @@ import math
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import attrs
 from torch import nn
@@ -52,12 +53,14 @@ class ItemCost:
 
 
 class TowerCost:
-    """What an encoder takes, by the shapes of images. Where threads ask at once, one runs the encoder alone.
+    """What an encoder takes, by the shapes of images.
+
+    It runs in a thread of its own, one at a time, so that no mode of those who ask counts its operations as theirs.
 
     Args:
         encoder: without storage; its children are its parts, in order.
         run: it on an image of a size.
-        layers: that may be computed again.
+        layers: of its tower, as far as these are known; they may be computed again.
         shape: of an image of a size.
         rows: that it becomes.
     """
@@ -98,7 +101,8 @@ class TowerCost:
     def _measured(self, shape: Shape, size: tuple[int, int]) -> ItemCost:
         with self._measuring:
             if shape not in self._known:
-                self._known[shape] = self._measure(size)
+                with ThreadPoolExecutor(1) as alone:
+                    self._known[shape] = alone.submit(self._measure, size).result()
             return self._known[shape]
 
     def _measure(self, size: tuple[int, int]) -> ItemCost:
@@ -170,5 +174,7 @@ def _summed(costs: Sequence[tuple[Mapping[str, OpCost], float]]) -> Mapping[str,
                 copied=factor * one.copied,
                 operands=factor * one.operands,
             )
-            found[name] = found.get(name, OpCost()) + scaled
+            before = found.get(name, OpCost())
+            working = before.working + factor * one.working  # of items, that all go through one part after the other
+            found[name] = attrs.evolve(before + scaled, working=working)
     return found

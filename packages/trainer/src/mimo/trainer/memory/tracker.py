@@ -116,9 +116,9 @@ class MemoryTracker(TorchDispatchMode):
         return MemoryPeak(modules=modules)
 
     def _find(self, value: Any, *, made: int) -> tuple[int, _Storage] | None:
-        """Return the storage of a tensor and its key, noted if it is new; None where it has none of its own."""
+        """Return the storage of a tensor and its key, noted if it is new; None where no memory is its own."""
         tensor = value.to_local() if isinstance(value, DTensor) else value
-        if type(tensor) not in (Tensor, nn.Parameter):
+        if type(tensor) not in (Tensor, nn.Parameter) or tensor.is_meta:
             return None
         storage = tensor.untyped_storage()
         key = storage._cdata  # noqa: SLF001 -- as StorageWeakRef.cdata

@@ -1,0 +1,66 @@
+"""What autograd keeps of a forward for its backward, counted by shapes: each storage once, weights left out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+
+class SavedTensors:
+    """Collects tensors that autograd saves while `collecting` is entered.
+
+    Args:
+        weights: whose storages don't count, as they are there in any case.
+    """
+
+    def __init__(self, weights: Iterable[Tensor]) -> None:
+        self._weights = {_storage(one) for one in weights}
+        self._known: dict[int, Tensor] = {}  # one of each storage, which then can't be another's
+        self._paused = False
+
+    @contextmanager
+    def collecting(self) -> Iterator[None]:
+        """Have autograd record what runs within, and collect what it saves."""
+
+        def save(tensor: Tensor) -> Tensor:
+            if not self._paused:
+                self.add(tensor)
+            return tensor
+
+        with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+            yield
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Collect nothing within."""
+        self._paused = True
+        try:
+            yield
+        finally:
+            self._paused = False
+
+    def add(self, *tensors: Tensor) -> None:
+        """Count tensors as saved."""
+        for tensor in tensors:
+            if (key := _storage(tensor)) not in self._weights:
+                self._known.setdefault(key, tensor)
+
+    def elements(self, first: int = 0) -> list[tuple[int, float]]:
+        """Return of each storage, from the one numbered ``first`` on, its last dim and its size in numbers of fp32."""
+        tensors = list(self._known.values())[first:]
+        return [
+            (one.shape[-1] if one.dim() else 1, one.untyped_storage().nbytes() / torch.float32.itemsize)
+            for one in tensors
+        ]
+
+    def __len__(self) -> int:
+        """Return how many storages have been saved."""
+        return len(self._known)
+
+
+def _storage(tensor: Tensor) -> int:
+    found: int = tensor.untyped_storage()._cdata  # noqa: SLF001 - as StorageWeakRef.cdata
+    return found
