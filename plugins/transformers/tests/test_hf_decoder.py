@@ -8,6 +8,7 @@ import pytest
 import torch
 import transformers
 from library import compare_gradients, stirred
+from safetensors import safe_open
 from small_models import is_older, small
 from torch import Tensor
 
@@ -16,8 +17,8 @@ from mimo.model import Stage, check_module
 from mimo.model.runtime import ExpertAxis, LanguageBatch, create_on
 from mimo.model.testing import LanguageLayout, assert_language_layouts, assert_language_model_conforms
 from mimo.topology import Grid
-from mimo_transformers import HF_DECODER, HfDecoderConfig
-from mimo_transformers.family import config_of, new_network
+from mimo_transformers import HF_DECODER, HfDecoderConfig, shrink
+from mimo_transformers.family import config_of, is_causal, new_network
 from mimo_transformers.model.stage import HfStage
 from mimo_transformers.trial.tensor import expert_splits
 
@@ -174,6 +175,31 @@ def test_an_unknown_model_type_is_refused_with_the_closest() -> None:
         HF_DECODER.layers(HfDecoderConfig(model_type="llamma"))
     with pytest.raises(ConfigError, match="a class for causal language modelling, got 'siglip_vision_model'"):
         new_network(config_of("siglip_vision_model", {}))
+
+
+def test_texts_of_composed_models_get_a_head() -> None:
+    """Text models of which the library has no class with a head; what else becomes of logits is refused by its key."""
+    assert all(map(is_causal, ("glm4v_moe_text", "qwen2_vl_text")))
+    assert is_causal("paddleocr_vl_text") or is_older("5.23")  # where its class says that it takes the whole's config
+    assert not any(map(is_causal, ("clip_text_model", "siglip_text_model", "paddleocr_vl", "t5gemma")))
+    values = shrink(config_of("glm4v_moe_text", {}))
+    network = new_network(config_of("glm4v_moe_text", values), attention="eager")
+    assert type(network).__name__ == "Glm4vMoeTextModel"
+    capped = config_of("glm4v_moe_text", {**values, "final_logit_softcapping": 30.0})
+    with pytest.raises(ConfigError) as refused:
+        new_network(capped)
+    assert str(refused.value) == (
+        "modules.language.config.values.final_logit_softcapping: expected None, as the library has no class of "
+        "'glm4v_moe_text' that makes logits by it, got 30.0."
+    )
+
+
+def test_a_mixture_inside_a_composed_model_is_written_as_there(tmp_path: Path) -> None:
+    """Experts one by one, as GLM-4.5V writes them, though its text model alone would be written whole."""
+    small_one = config_of("glm4v_moe_text", shrink(config_of("glm4v_moe_text", {})))
+    new_network(small_one, attention="eager").save_pretrained(tmp_path)
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        assert "model.layers.1.mlp.experts.0.gate_proj.weight" in file.keys()  # noqa: SIM118 - no mapping
 
 
 def test_attention_outside_of_layers_is_refused() -> None:

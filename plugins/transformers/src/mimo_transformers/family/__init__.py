@@ -2,6 +2,7 @@
 
 from mimo_transformers.family.config import HfConfig, HfDecoderConfig, HfEncoderConfig
 from mimo_transformers.family.dropout import check_dropout, dropout_keys, rates_in, refused_rates, without_refused
+from mimo_transformers.family.headed import PLAIN_HEAD
 from mimo_transformers.family.image_text import (
     ImageHalf,
     half_of,
@@ -30,6 +31,7 @@ from mimo_transformers.family.small_keys import shrink, thin
 
 __all__ = [
     "ATTENTION",
+    "PLAIN_HEAD",
     "HfConfig",
     "HfDecoderConfig",
     "HfEncoderConfig",

@@ -2,10 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+PLAIN_HEAD: Mapping[str, float | None] = {
+    "logit_scale": 1.0,
+    "logits_scaling": 1.0,
+    "lm_head_multiplier": 1.0,
+    "final_logit_softcapping": None,
+}
+"""Keys that say what becomes of the products of a head, and what leaves them as they are."""
 _BASE = "model"
+TEXT = "_text"
+"""Behind a composed model's type that of its text model."""
 
 
 @cache
@@ -22,6 +32,8 @@ def with_head(base: Any) -> Any:
         super(made, self).__init__(config)
         setattr(self, _BASE, base(config))
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
+        if converters := _converters(config.model_type):
+            self._weight_conversions = converters  # what `save_pretrained` looks for
         self.post_init()
 
     def forward(
@@ -43,3 +55,14 @@ def with_head(base: Any) -> Any:
         },
     )
     return made
+
+
+def _converters(model_type: str) -> list[Any]:
+    """Return how a composed model writes what its text model, which says nothing of it, has: experts one by one."""
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+    from transformers.core_model_loading import WeightConverter
+
+    if get_checkpoint_conversion_mapping(model_type) is not None:
+        return []
+    found = get_checkpoint_conversion_mapping(model_type.removesuffix(TEXT)) or ()
+    return [one for one in found if isinstance(one, WeightConverter)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import importlib
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,11 +12,13 @@ from functools import cache
 from typing import Any
 
 from mimo.hooks import ConfigError
-from mimo_transformers.family.headed import with_head
+from mimo_transformers.family.headed import PLAIN_HEAD, TEXT, with_head
 
 ATTENTION = "mimo_packed_rows"
 """Name under which our attention over packed rows is registered; one with "flash" in it would be fetched."""
 
+_TEXT_MODEL = "TextModel"
+"""Ends the names of classes of text models of composed ones."""
 _OF_PICTURES = ("image_size", "num_channels", "patch_size", "in_channels", "in_chans")
 """Keys of which the config of a model that sees pictures has some."""
 
@@ -55,16 +58,14 @@ def config_of(model_type: str, values: Mapping[str, Any], *, where: str = "modul
 def is_causal(model_type: str) -> bool:
     """Tell whether the library has a class for a model type that predicts the next token and is of text alone.
 
-    The text of a composed model whose rows turn by three positions is one with a head that is put on it.
+    The text of a composed model that reads images is one with a head that is put on it.
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     if model_type not in CONFIG_MAPPING or CONFIG_MAPPING[model_type].sub_configs:
         return False
-    if model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
-        return True
-    return model_type in MODEL_MAPPING_NAMES and is_text_of_grids(CONFIG_MAPPING[model_type])
+    return model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or _text_class(model_type) is not None
 
 
 def is_text_of_grids(config: Any) -> bool:
@@ -73,10 +74,28 @@ def is_text_of_grids(config: Any) -> bool:
     Args:
         config: of the library, or its class.
     """
-    if getattr(config, "base_config_key", "") != "text_config":
+    if getattr(config, "base_config_key", "") != "text_config" and not config.model_type.endswith(TEXT):
         return False
     keys = {*getattr(config, "ignore_keys_at_rope_validation", ()), *(getattr(config, "rope_parameters", None) or ())}
     return "mrope_section" in keys
+
+
+@cache
+def _text_class(model_type: str) -> Any:
+    """Return the library's text model, without a head, of a composed model that reads images; None if it isn't one."""
+    from transformers import PreTrainedModel
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, MODEL_MAPPING
+
+    made: Any = CONFIG_MAPPING[model_type]
+    if is_text_of_grids(made) and made in MODEL_MAPPING:
+        return MODEL_MAPPING[made]
+    if not model_type.endswith(TEXT) or model_type.removesuffix(TEXT) not in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES:
+        return None
+    beside = vars(importlib.import_module(made.__module__.replace("configuration_", "modeling_")))
+    models = {one for one in beside.values() if isinstance(one, type) and issubclass(one, PreTrainedModel)}
+    texts = [one for one in models if one.config_class is made and one.__name__.endswith(_TEXT_MODEL)]
+    return texts[0] if len(texts) == 1 else None
 
 
 def causal_types() -> list[str]:
@@ -99,13 +118,13 @@ def causal_class(config: Any) -> Any:
     Raises:
         ConfigError: it has none.
     """
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     try:
         return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)]
     except KeyError:
-        if is_causal(config.model_type):
-            return with_head(MODEL_MAPPING[type(config)])
+        if text := _text_class(config.model_type):
+            return with_head(text)
         raise ConfigError(
             "modules.language.config.model_type",
             expected="a language model of transformers: one with a class for causal language modelling",
@@ -120,7 +139,17 @@ def new_network(config: Any, *, attention: str = ATTENTION) -> Any:
     Args:
         config: of the library.
         attention: what its layers call; the library's own is ``eager``.
+
+    Raises:
+        ConfigError: a head would have to be put on a text model whose composed model changes what its head makes.
     """
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+
+    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        for key, plain in PLAIN_HEAD.items():
+            if (value := getattr(config, key, plain)) != plain:
+                expected = f"{plain}, as the library has no class of {config.model_type!r} that makes logits by it"
+                raise ConfigError(f"modules.language.config.values.{key}", expected=expected, got=repr(value))
     return causal_class(config)._from_config(config, attn_implementation=attention)  # noqa: SLF001 - as `AutoModel` does
 
 

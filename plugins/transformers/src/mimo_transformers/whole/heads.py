@@ -13,17 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mimo_transformers.family import config_of, new_image_text
+from mimo_transformers.family import PLAIN_HEAD, config_of, new_image_text
 from mimo_transformers.model.small import affordable, stir, trying
 from mimo_transformers.whole.trial import thin_text, thin_whole
 
-_PLAIN: Mapping[str, float | None] = {
-    "logit_scale": 1.0,
-    "logits_scaling": 1.0,
-    "lm_head_multiplier": 1.0,
-    "final_logit_softcapping": None,
-}
-"""Keys that say what becomes of the products of a head, and what leaves them as they are."""
 _WORDS = 3
 
 
@@ -34,7 +27,7 @@ def left_out(library: Any) -> Mapping[str, float | None]:
         library: config of the whole.
     """
     text = library.text_config
-    said = {key: one for key, one in _PLAIN.items() if getattr(text, key, one) != one}
+    said = {key: one for key, one in PLAIN_HEAD.items() if getattr(text, key, one) != one}
     if not said:
         return {}
     values = thin_whole(library, thin_text(library))
