@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from accelerator import Wait, accelerator
-from jobs import make_job
+from jobs import CPU, make_job
 from tables import Table, table, world_of
 from test_dropout import dropping
 from test_dropout import of_library as dropping_of_library
@@ -93,9 +93,15 @@ LAYERS_OF_EXPERTS = {
 
 
 def waits_of_a_step(rank: int, settings: Table) -> Counter[Wait]:
-    """Return what had the host wait in a step like all later ones."""
+    """Return what had the host wait in a step like all later ones.
+
+    Models of the library are tried before, and what they take is counted: slow work where each operation is looked at.
+    """
+    job = make_job(settings)
+    if job.language.spec.name == "hf-decoder":
+        Trainer(job, rank=rank, device=CPU).train(1)
     with accelerator() as (device, waits):
-        trainer = Trainer(make_job(settings), rank=rank, device=device)
+        trainer = Trainer(job, rank=rank, device=device)
         trainer.train(1)
         waits.clear()
         trainer.train(2)
