@@ -147,7 +147,9 @@ IMAGES: Mapping[str, tuple[str, Modules]] = {
 """Published models and modules."""
 
 
-@pytest.mark.parametrize("case", [pytest.param("tiles", marks=pytest.mark.soak), *[*IMAGES][1:]])
+@pytest.mark.parametrize(
+    "case", [pytest.param(one, marks=[pytest.mark.soak] if one == "tiles" else []) for one in IMAGES]
+)
 def test_estimates_of_published_towers_are_what_ranks_hold(case: str, pool: Pool) -> None:
     """By what autograd saves of images, at their own sizes or in tiles."""
     name, modules = IMAGES[case]

@@ -146,3 +146,20 @@ def compare_gradients(parts: Sequence[HfStage], network: Any, theirs: Mapping[st
         other = torch.zeros_like(gradient) if other is None else other
         assert float((gradient - other).norm()) <= 1e-5 * max(float(other.norm()), 1e-3 * whole), name
     assert {name for name, _ in network.named_parameters()} <= set(summed)
+
+
+def saved_elements(module: Any, forward: Callable[[], Tensor]) -> float:
+    """Return how many numbers of fp32 autograd saves in a forward that computes, each storage once, no weights."""
+    weights = {parameter.untyped_storage().data_ptr() for parameter in module.parameters()}
+    saved: dict[int, Tensor] = {}
+
+    def save(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in weights:
+            saved.setdefault(storage.data_ptr(), tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+        rows = forward()
+    assert rows.requires_grad
+    return sum(tensor.untyped_storage().nbytes() for tensor in saved.values()) / 4

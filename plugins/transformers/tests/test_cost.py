@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from library import saved_elements
 from small_models import small
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -100,18 +101,5 @@ def test_layers_save_what_autograd_saves_of_them(model_type: str) -> None:
     stage = HfStage(config, Stage())
     ids = torch.ones(sum(LENGTHS), dtype=torch.long)
     batch = LanguageBatch.of(ids, ids, torch.cat([torch.arange(length) for length in LENGTHS]), lengths=LENGTHS)
-    weights = {parameter.untyped_storage().data_ptr() for parameter in stage.parameters()}
-    saved: dict[int, torch.Tensor] = {}
-
-    def save(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
-            saved.setdefault(storage.data_ptr(), tensor)
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
-        rows = stage(batch, {}, None)
-    assert rows.requires_grad
-    elements = sum(tensor.untyped_storage().nbytes() for tensor in saved.values()) / 4
     layers = _cost(config, Stage())["layers"]
-    assert layers.split + layers.copied == pytest.approx(elements, rel=0.1)
+    assert layers.split + layers.copied == pytest.approx(saved_elements(stage, lambda: stage(batch, {}, None)), rel=0.1)

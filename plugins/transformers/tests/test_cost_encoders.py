@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from threading import Thread
 from typing import Any
 
 import attrs
 import pytest
 import torch
+from library import saved_elements
 from published_images import EACH, FOLDERS, SIZES, picture
 from test_hf_encoder import small
 from test_hf_images import config_of, width_of
@@ -114,20 +116,10 @@ def test_towers_save_what_autograd_saves_of_them(name: str) -> None:
     """Of one image after the other, by a forward that computes; kernels of attention save no scores."""
     config = config_of(name)
     encoder: Any = HF_IMAGES.build(config, width_of(config))
-    weights = {one.untyped_storage().data_ptr() for one in encoder.parameters()}
-    total = 0.0
-    for size in ((40, 30), (90, 200)):
-        saved: dict[int, torch.Tensor] = {}
-
-        def save(tensor: torch.Tensor, saved: dict[int, torch.Tensor] = saved) -> torch.Tensor:
-            saved.setdefault(tensor.untyped_storage().data_ptr(), tensor)
-            return tensor
-
-        with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
-            rows = encoder([HF_IMAGES.prepare(config, picture(size))])
-        assert rows.requires_grad
-        total += sum(one.untyped_storage().nbytes() / 4 for key, one in saved.items() if key not in weights)
-    found = _images_cost(config, (40, 30), (90, 200)).values()
+    sizes = ((40, 30), (90, 200))
+    items = [HF_IMAGES.prepare(config, picture(size)) for size in sizes]
+    total = sum(saved_elements(encoder, partial(encoder, [item])) for item in items)
+    found = _images_cost(config, *sizes).values()
     assert sum(one.split + one.copied for one in found) == pytest.approx(total, rel=0.05)
 
 

@@ -18,8 +18,7 @@ from torch import nn
 
 from mimo.model import OpCost, Stage
 from mimo.model.runtime import Embedding, GroupedLinear, LanguageBatch, create_on
-from mimo_transformers.cost.products import ProductCounter, repeated
-from mimo_transformers.cost.saved import SavedTensors
+from mimo_transformers.cost.products import ForwardCounter, repeated
 from mimo_transformers.family import HfDecoderConfig
 from mimo_transformers.model.attention import AttentionCall, CallRecord
 from mimo_transformers.model.experts import BridgedExperts
@@ -158,13 +157,13 @@ def _record(built: HfStage, config: HfDecoderConfig) -> tuple[CallRecord, _Saved
     ids = torch.zeros(_ROWS, dtype=torch.long)
     batch = LanguageBatch.of(ids, ids, torch.arange(_ROWS), lengths=[_ROWS])
     hidden = None if built.stage.is_first else torch.zeros(_ROWS, config.hidden, device="meta")
-    built.record, saved = CallRecord(), SavedTensors(built.parameters())
+    built.record, counter = CallRecord(), ForwardCounter((one, None) for one in built.parameters())
     try:
-        with ProductCounter([]).counting(), saved.collecting():
+        with counter.counting():
             built(batch, {}, hidden)
     except RuntimeError:  # it reads numbers back that depend on weights
         return CallRecord(), None
-    sizes = [(width == config.hidden, elements / _ROWS) for width, elements in saved.elements()]
+    sizes = [(width == config.hidden, elements / _ROWS) for width, elements in counter.saved.elements()]
     return built.record, _Saved(
         copied=sum(size for is_row, size in sizes if is_row), split=sum(size for is_row, size in sizes if not is_row)
     )

@@ -31,7 +31,7 @@ _FACTORS: Mapping[str, tuple[int, int]] = {
 """Which arguments of an operation are multiplied with each other."""
 
 
-class ProductCounter(TorchDispatchMode):
+class ForwardCounter(TorchDispatchMode):
     """Adds up products and what autograd saves, while it counts, by the part of a model that holds the weights.
 
     A product of activations counts to the part of the last product with weights, and so does what is saved.
@@ -44,6 +44,7 @@ class ProductCounter(TorchDispatchMode):
         layer_costs: likewise, of what is.
         layer_inputs: elements that layers are given.
         layers: how many of them have run.
+        saved: all that autograd has saved.
     """
 
     def __init__(self, parts: Iterable[tuple[Tensor, str | None]]) -> None:
@@ -57,7 +58,7 @@ class ProductCounter(TorchDispatchMode):
         self._part: str | None = None
         self._first = next((part for _, part in parts if part is not None), None)
         self._weights = {id(one.untyped_storage()): (one, part) for one, part in parts}
-        self._saved, self._seen = SavedTensors(one for one, _ in parts), 0
+        self.saved, self._seen = SavedTensors(one for one, _ in parts), 0
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -104,10 +105,10 @@ class ProductCounter(TorchDispatchMode):
         """Add what has been saved since the last time: tensor ranks split what a layer saves, but for its own rows."""
         part = self._part or self._first
         if part is not None:
-            for width, elements in self._saved.elements(self._seen):
+            for width, elements in self.saved.elements(self._seen):
                 split = self._in_layer and width != self._width
                 self._add(part, OpCost(split=elements) if split else OpCost(copied=elements))
-        self._seen = len(self._saved)
+        self._seen = len(self.saved)
 
     @contextmanager
     def counting(self, layers: Iterable[nn.Module] = ()) -> Iterator[None]:
@@ -117,7 +118,7 @@ class ProductCounter(TorchDispatchMode):
             hooks += [layer.register_forward_pre_hook(self._begin, with_kwargs=True)]
             hooks += [layer.register_forward_hook(self._end)]
         try:
-            with self._saved.collecting(), self, _Functions(self._saved):
+            with self.saved.collecting(), self, _Functions(self.saved):
                 yield
             self._add_saved()
         finally:

@@ -17,7 +17,7 @@ import attrs
 from torch import nn
 
 from mimo.model import OpCost
-from mimo_transformers.cost.products import ProductCounter, repeated
+from mimo_transformers.cost.products import ForwardCounter, repeated
 
 Shape = tuple[int, int, int]
 """How many pictures an image becomes, and their height and width in pixels."""
@@ -107,7 +107,7 @@ class TowerCost:
 
     def _measure(self, size: tuple[int, int]) -> ItemCost:
         named = [(one, name if one.requires_grad else None) for name, part in self._parts.items() for one in part]
-        counter = ProductCounter(named)
+        counter = ForwardCounter(named)
         try:
             with counter.counting(self._layers):
                 self._run(size)

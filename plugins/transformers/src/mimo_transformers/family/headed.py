@@ -6,6 +6,11 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
+from mimo.hooks import ConfigError
+
+_BASE = "model"
+TEXT = "_text"
+"""Behind a composed model's type that of its text model."""
 PLAIN_HEAD: Mapping[str, float | None] = {
     "logit_scale": 1.0,
     "logits_scaling": 1.0,
@@ -13,9 +18,6 @@ PLAIN_HEAD: Mapping[str, float | None] = {
     "final_logit_softcapping": None,
 }
 """Keys that say what becomes of the products of a head, and what leaves them as they are."""
-_BASE = "model"
-TEXT = "_text"
-"""Behind a composed model's type that of its text model."""
 
 
 @cache
@@ -24,11 +26,15 @@ def with_head(base: Any) -> Any:
 
     Args:
         base: the library's class of the text model; whether embedding and head are one its config says.
+
+    Raises:
+        ConfigError: when a model is made, of a config that says what else becomes of the products of the head.
     """
     from torch import Tensor, nn
     from transformers.modeling_outputs import CausalLMOutput
 
     def __init__(self: Any, config: Any) -> None:  # noqa: N807 - of the class below
+        _check_plain(config)
         super(made, self).__init__(config)
         setattr(self, _BASE, base(config))
         self.lm_head = nn.Linear(config.hidden_size, config.vocab_size, bias=False)
@@ -55,6 +61,13 @@ def with_head(base: Any) -> Any:
         },
     )
     return made
+
+
+def _check_plain(config: Any) -> None:
+    for key, plain in PLAIN_HEAD.items():
+        if (value := getattr(config, key, plain)) != plain:
+            expected = f"{plain}, as the library has no class of {config.model_type!r} that makes logits by it"
+            raise ConfigError(f"modules.language.config.values.{key}", expected=expected, got=repr(value))
 
 
 def _converters(model_type: str) -> list[Any]:

@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any
 
 from mimo.hooks import ConfigError
-from mimo_transformers.family.headed import PLAIN_HEAD, TEXT, with_head
+from mimo_transformers.family.headed import TEXT, with_head
 
 ATTENTION = "mimo_packed_rows"
 """Name under which our attention over packed rows is registered; one with "flash" in it would be fetched."""
@@ -74,7 +74,7 @@ def is_text_of_grids(config: Any) -> bool:
     Args:
         config: of the library, or its class.
     """
-    if getattr(config, "base_config_key", "") != "text_config" and not config.model_type.endswith(TEXT):
+    if config.sub_configs:
         return False
     keys = {*getattr(config, "ignore_keys_at_rope_validation", ()), *(getattr(config, "rope_parameters", None) or ())}
     return "mrope_section" in keys
@@ -139,17 +139,7 @@ def new_network(config: Any, *, attention: str = ATTENTION) -> Any:
     Args:
         config: of the library.
         attention: what its layers call; the library's own is ``eager``.
-
-    Raises:
-        ConfigError: a head would have to be put on a text model whose composed model changes what its head makes.
     """
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
-
-    if type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
-        for key, plain in PLAIN_HEAD.items():
-            if (value := getattr(config, key, plain)) != plain:
-                expected = f"{plain}, as the library has no class of {config.model_type!r} that makes logits by it"
-                raise ConfigError(f"modules.language.config.values.{key}", expected=expected, got=repr(value))
     return causal_class(config)._from_config(config, attn_implementation=attention)  # noqa: SLF001 - as `AutoModel` does
 
 
