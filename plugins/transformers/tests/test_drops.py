@@ -240,8 +240,12 @@ def test_what_a_language_model_draws_without_keys_is_refused_by_its_key(
     model_type: str, rates: dict[str, float], text: str
 ) -> None:
     """Weights of attention, whole layers, and what functions in the library's code drop; jitter has no such key."""
+    config = small(model_type, **rates)
     with pytest.raises(ConfigError, match=rf"^modules\.language\.config\..*{text}"):
-        HF_DECODER.build(small(model_type, **rates), Stage())
+        HF_DECODER.build(config, Stage())
+    assert HF_DECODER.flops is not None
+    with pytest.raises(ConfigError, match=text):  # of `mimo check`, which computes costs and builds nothing
+        HF_DECODER.flops(config, Stage(), "none", (5, 3), 4)
 
 
 def test_what_a_tower_draws_without_keys_is_refused_by_its_key() -> None:

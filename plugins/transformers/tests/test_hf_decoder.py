@@ -101,6 +101,13 @@ def test_it_keeps_the_promises_of_a_language_model() -> None:
     assert_language_model_conforms(HF_DECODER, config=small("olmo2"))
 
 
+def test_a_model_of_one_layer_is_tried_without_stages() -> None:
+    """There is nothing to cut."""
+    module = HF_DECODER.build(small("llama", num_hidden_layers=1), Stage())
+    assert isinstance(module, HfStage)
+    assert module.span == range(1)
+
+
 def test_a_tensor_plan_that_is_not_right_is_refused_with_what_differs() -> None:
     """DiffLlama's heads work in pairs that lie apart, so that no plan cuts between them."""
     grid = Grid(name="language", ranks=range(2), tp=2)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING
 
 import attrs
@@ -30,12 +32,23 @@ if TYPE_CHECKING:
     from mimo.model.runtime import ExpertAxis, Split, TensorAxis
 
 
-def _build(config: HfDecoderConfig, stage: Stage) -> nn.Module:
-    from mimo_transformers.model.stage import HfStage
+def _check(config: HfDecoderConfig) -> None:
     from mimo_transformers.trial.packed import check_config, prove
 
     check_config(config)
     prove(config)
+
+
+@cache
+def _check_once(described: str) -> None:
+    """Refuse what was described, which costs are computed of for many samples."""
+    _check(HfDecoderConfig(**json.loads(described)))
+
+
+def _build(config: HfDecoderConfig, stage: Stage) -> nn.Module:
+    from mimo_transformers.model.stage import HfStage
+
+    _check(config)
     return HfStage(config, stage)
 
 
@@ -83,6 +96,7 @@ def _flops(
 ) -> Mapping[str, OpCost]:
     from mimo_transformers.cost.decoder import decoder_cost
 
+    _check_once(json.dumps(attrs.asdict(config), sort_keys=True))
     return decoder_cost(config, stage, recompute, lengths, labels)
 
 
