@@ -231,7 +231,7 @@ FUNCTION = r"expected 0\.0, as what a function draws follows the layout, got"
         (
             "starcoder2",
             {"residual_dropout": 0.1, "embedding_dropout": 0.2, "attention_dropout": 0.1},
-            rf"{FUNCTION} .*a function in its layers\. Set residual_dropout = 0\.0, embedding_dropout = 0\.0 in ",
+            rf"{FUNCTION} .*a function in its layers\. Set residual_dropout = 0\.0, embedding_dropout = 0\.0 there ",
         ),
         ("phimoe", {}, r"'phimoe': a small one draws random numbers while it trains\. plugins/transformers/README"),
     ],
@@ -268,7 +268,7 @@ def test_rates_of_each_depth_are_set_to_zero_together() -> None:
         check_dropout(config, where="config.values")
     layers, text = (
         small("opt", layerdrop=0.1),
-        r"'opt' drops whole layers\. Set layerdrop = 0\.0 in \[values\] to train",
+        r"'opt' drops whole layers\. Set layerdrop = 0\.0 there to train",
     )
     with pytest.raises(ConfigError, match=rf"^values\.layerdrop: .* at which {text} without\.$"):
         check_dropout(layers, where="values")

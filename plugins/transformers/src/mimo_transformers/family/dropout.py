@@ -62,5 +62,5 @@ def check_dropout(config: HfConfig, *, where: str) -> None:
             f"{where}.{key}",
             expected="0.0, as nothing of that kind is dropped here",
             got=f"{key} = {rate!r}, at which {config.model_type!r} drops {what}",
-            fix=f"Set {key} = 0.0 in [{where}] to train without.",
+            fix=f"Set {key} = 0.0 there to train without.",
         )

@@ -149,7 +149,7 @@ def _check_functions(config: HfDecoderConfig) -> None:
             f"{_VALUES}.{left[0]}",
             expected="0.0, as what a function draws follows the layout",
             got=f"{left[0]} = {rates[left[0]]!r}, at which {config.model_type!r} drops by a function in its layers",
-            fix=f"Set {', '.join(f'{key} = 0.0' for key in left)} in [{_VALUES}] to train without.",
+            fix=f"Set {', '.join(f'{key} = 0.0' for key in left)} there to train without.",
         )
 
 

@@ -27,6 +27,7 @@ from mimo.model import (
 from mimo.topology import Grid
 from mimo.trainer.config.names import BASE, IMPORTED, OPTIMIZER, PROGRESS, RERUN, SETTINGS
 from mimo.trainer.config.plugin_kinds import Find
+from mimo.trainer.config.setting_paths import naming_settings
 from mimo.trainer.config.settings import LANGUAGE, ModuleSettings, Settings
 from mimo.trainer.config.structure import structure, unstructure
 from mimo.trainer.job.job import JobModule
@@ -49,7 +50,7 @@ def resolve_module(name: str, settings: Settings, find: Find) -> JobModule:
     """
     where, table = f"modules.{name}", settings.modules[name]
     _check_name(name)
-    spec = _plugin(name, table, find)
+    spec = naming_settings(_plugin(name, table, find), where)
     module = JobModule(
         name=name,
         spec=spec,
