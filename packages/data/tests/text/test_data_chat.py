@@ -33,6 +33,8 @@ UNMARKED = (
     "{% if add_generation_prompt %}[assistant]{% endif %}"
 )
 
+LOOP = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+
 
 def conversation(turns: Any = TURNS) -> Conversation:
     """Return a parsed one."""
@@ -138,7 +140,7 @@ def test_data_chat_templates_that_fail_are_named(source: str, why: str) -> None:
 @pytest.mark.parametrize(
     ("source", "limits", "why"),
     [
-        ("{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}", {"seconds": 0.5}, "0.5 s"),
+        (LOOP, {"seconds": 0.5}, "0.5 s"),
         ("{{ 'a' * 1000000000 }}", {"memory": 1 << 28}, "as where it needs more than 256 MiB"),
         ("{{ 'a' * 3000000 }}", {"answer": 1 << 20}, "its text is longer than 1,048,576 bytes"),
     ],
@@ -152,6 +154,41 @@ def test_data_chat_templates_have_limits(source: str, limits: dict[str, Any], wh
     with pytest.raises(RenderError, match=why):
         short.render({"long": True})
     assert short.render({"text": "b"}).text == "b"
+
+
+@pytest.mark.parametrize(
+    ("source", "asked", "why"),
+    [
+        ("{% for m in messages %}" + LOOP + "{% endfor %}", 1, r"own\.jinja' refuses it: it takes longer than 0\.5 s"),
+        ("{% if %}", 1, r"own\.jinja' refuses it: it can't be compiled: TemplateSyntaxError"),
+        ("{{ raise_exception('never') }}", 8, r"own\.jinja' refuses it: TemplateError: never"),
+        ("nothing of it", 8, r"own\.jinja' writes neither a text nor a list of parts of a message"),
+    ],
+)
+def test_data_chat_template_that_can_write_nothing_is_asked_once(
+    source: str, asked: int, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that exceeds a limit with the first conversation that it is tried on isn't tried on others, nor again."""
+    count = 0
+
+    class Counting(Renderer):
+        def __init__(self, source: str) -> None:
+            super().__init__(source, Limits(seconds=0.5))
+
+        def render(self, variables: Any, firsts: Any = ()) -> Any:
+            nonlocal count
+            count += 1
+            return super().render(variables, firsts)
+
+    monkeypatch.setattr("mimo.data.text.chat.Renderer", Counting)
+    tokenizer: Any = Own(source)
+    chat = Chat(ChatSettings(), tokenizer)
+    for _ in range(3):
+        with pytest.raises(ChatError, match=why):
+            chat.encode(conversation())
+        with pytest.raises(ChatError, match=why):
+            chat.ask(["Sure?"])
+    assert count == asked
 
 
 def test_data_chat_contents_are_written_as_the_template_takes_them() -> None:

@@ -15,7 +15,7 @@ from mimo.data.samples import Tokenizer
 from mimo.data.text.chat_template import ChatTemplate, named_template, named_templates
 from mimo.data.text.conversation import Conversation, Message
 from mimo.data.text.limited import LimitedTokenizer
-from mimo.data.text.render import Rendered, Renderer, RenderError
+from mimo.data.text.render import Rendered, Renderer, RenderError, RenderLimitError
 from mimo.hooks import ConfigError
 
 OWN = "own"
@@ -107,7 +107,7 @@ class Chat:
         self._given = {**self._template.variables, "tools": None, "documents": None, "add_generation_prompt": False}
         self._renderer = Renderer(self._template.source)
         self._marks = _GENERATION.search(_COMMENT.sub("", self._template.source)) is not None
-        self._takes: tuple[bool, bool] | None = None
+        self._takes: tuple[bool, bool] | ValueError | None = None
 
     def encode(self, conversation: Conversation) -> ChatTokens:
         """Return the tokens of a conversation.
@@ -239,7 +239,12 @@ class Chat:
     def _written(self, message: Message) -> dict[str, Any]:
         """Return a message as the template takes it."""
         if self._takes is None:
-            self._takes = self._probe()
+            try:
+                self._takes = self._probe()
+            except (ChatError, RenderError) as error:
+                self._takes = error
+        if isinstance(self._takes, ValueError):  # of the template, so that no other conversation is tried
+            raise self._takes.with_traceback(None)
         texts, parts = self._takes
         listed = parts and (message.listed or not texts)
         content: Any = message.structured if listed else message.text
@@ -267,6 +272,8 @@ class Chat:
         for messages in ([user], [user, answer], [system, user], [system, user, answer]):
             try:
                 text = self._renderer.render({**self._given, "messages": messages}).text
+            except RenderLimitError:
+                raise
             except RenderError as error:
                 refusals.append(error)
                 continue

@@ -31,6 +31,10 @@ class RenderError(ValueError):
     """A template that can't be compiled, fails, or takes more than it may."""
 
 
+class RenderLimitError(RenderError):
+    """A template that takes more than it may, or can't be compiled: it would with any other conversation."""
+
+
 @attrs.frozen(kw_only=True)
 class Rendered:
     """The text of a conversation.
@@ -123,7 +127,7 @@ class Renderer:
         answer = self._ask(process, {"source": self._source, **limits}, seconds=_START + self._limits.seconds)
         if answer:
             msg = f"it can't be compiled: {answer['error']}"
-            raise RenderError(msg)
+            raise RenderLimitError(msg)
         return process
 
     def _ask(self, process: subprocess.Popen[bytes], question: Any, *, seconds: float) -> Any:
@@ -147,18 +151,18 @@ class Renderer:
             ready = {number for number, _ in poll.poll(1000 * left)} if left > 0 else set()
             if not ready:
                 msg = f"it takes longer than {seconds:g} s"
-                raise RenderError(msg)
+                raise RenderLimitError(msg)
             if writes in ready:
                 with contextlib.suppress(BrokenPipeError):  # its end is read below
                     rest = rest[os.write(writes, rest[:_CHUNK]) :]
             if reads in ready:
                 read = os.read(reads, _CHUNK)
                 if not read:
-                    raise RenderError(self._death(process))
+                    raise RenderLimitError(self._death(process))
                 answer += read
             if len(answer) > self._limits.answer:
                 msg = f"its text is longer than {self._limits.answer:,} bytes"
-                raise RenderError(msg)
+                raise RenderLimitError(msg)
         return parse_json(bytes(answer))
 
     def _death(self, process: subprocess.Popen[bytes]) -> str:
