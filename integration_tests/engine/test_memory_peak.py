@@ -27,6 +27,7 @@ FULL = {"plugin": "distributed", "shard": "full"}
 LAYOUTS: Mapping[str, tuple[Modules, Mapping[str, Any], Mapping[str, Any]]] = {
     "tensor ranks": ({"vision": on(0, 1, tp=2), "language": on(0, 1, tp=2, **SP)}, {}, {}),
     "pipelines": ({"vision": on(0, 1, pp=2), "language": on(0, 1, pp=2)}, {}, {}),
+    "unlike ones in flight": ({"vision": on(2, 2), "language": on(0, 1, pp=2)}, {}, {}),
     "shards": ({"vision": on(0, 1), "language": on(0, 1)}, FULL, {}),
     "recomputing": ({"vision": on(0, 0, recompute="full"), "language": on(0, 0, recompute="full")}, {}, {}),
     "context ranks": ({"vision": on(0, 0), "language": on(0, 1, cp=2)}, {}, {}),

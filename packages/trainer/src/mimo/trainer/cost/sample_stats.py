@@ -93,13 +93,14 @@ class SampleStats:
         return cls.of_layouts(job, layouts)
 
     @classmethod
-    def of_largest(cls, job: Job) -> SampleStats:
-        """Return statistics of the largest microbatch that a language lane has of these samples."""
-        layouts, count = [layout for layout in _layouts(job) if layout is not None], lane_samples(job)
+    def of_largest(cls, job: Job, microbatches: int = 1) -> SampleStats:
+        """Return statistics of the largest microbatches that a language lane has of these samples one after another."""
+        layouts, each = [layout for layout in _layouts(job) if layout is not None], lane_samples(job)
+        count = each * microbatches
         if len(layouts) <= count:
             return cls.of(job)
-        microbatches = (layouts[first : first + count] for first in range(0, len(layouts) - count + 1, count))
-        return cls.of_layouts(job, max(microbatches, key=lambda own: sum(len(layout.tokens) for layout in own)))
+        parts = (layouts[first : first + count] for first in range(0, len(layouts) - count + 1, each))
+        return cls.of_layouts(job, max(parts, key=lambda own: sum(len(layout.tokens) for layout in own)))
 
     @classmethod
     def of_layouts(cls, job: Job, layouts: Sequence[SampleLayout]) -> SampleStats:
