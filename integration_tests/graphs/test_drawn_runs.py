@@ -105,7 +105,7 @@ def test_stages_are_refused_where_pictures_are_made(drawn: Path) -> None:
     """Before anything is launched."""
     ended = mimo("generate", drawn, "--text", "draw one", "--pp", "2")
     assert ended.code == 2
-    assert "modules.language: expected pp = 1, as modules.drawer makes items of its rows" in ended.err
+    assert ended.err.startswith("mimo: modules.language: expected pp = 1, as modules.drawer makes items of its rows")
 
 
 def test_a_generator_is_in_no_published_folder(drawn: Path, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from mimo.model import ContextSupport, EncoderSpec, GeneratorSpec, GeneratorStag
 from mimo.topology import StageId
 from mimo.trainer.config.plugin_kinds import find_installed
 from mimo.trainer.config.toml import make_settings
-from mimo.trainer.decoding.stages import check_layout
+from mimo.trainer.job.generation_layout import check_layout
 from mimo.trainer.job.job import Job
 from mimo.trainer.resolving.resolve import Purpose, resolve
 

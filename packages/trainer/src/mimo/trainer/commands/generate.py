@@ -70,6 +70,7 @@ def generate(
     from mimo.trainer.decoding.prompt import chat_text, lay_out_prompt, prompt_of
     from mimo.trainer.decoding.prompt_file import PromptFile
     from mimo.trainer.decoding.sampling import Sampling, nothing_drawn
+    from mimo.trainer.job.generation_layout import check_layout
     from mimo.trainer.resolving.checkpoint_settings import settings_of
     from mimo.trainer.resolving.resolve import resolve
     from mimo.trainer.resume.directory import check_world
@@ -94,6 +95,7 @@ def generate(
     items = read_items(image, audio, item)
     folder = step_folder(checkpoint)
     job = resolve(settings_of(folder, (), "generate", tp=tp, pp=pp), purpose="generate")
+    check_layout(job)
     if seed is not None and not temperature and not job.generators:
         raise nothing_drawn("--seed")
     if made is not None:
