@@ -73,6 +73,15 @@ def test_drawn_layouts_compute_what_the_library_computes(whole: Whole, pool: Poo
     assert whole.differences(pool.run(world_of_grids(settings), tune, settings)) == [], words
 
 
+@pytest.mark.parametrize("name", in_soak(WHOLE, {"qwen3_vl"}))
+def test_layers_in_pieces_compute_what_the_library_computes(name: str, pool: Pool, tmp_path: Path) -> None:
+    """Two lanes gather each layer when it computes; in one tower parts of the projector compute between its layers."""
+    whole = Whole(name, tmp_path)
+    settings = whole.spread({"ranks": "0-1"}, {"ranks": "0-1"})
+    settings["optimizer"] = {**settings.get("optimizer", {}), "plugin": "distributed", "shard": "full"}
+    assert whole.differences(pool.run(2, tune, settings)) == []
+
+
 def test_a_whole_model_comes_back_to_the_bit(whole: Whole, tmp_path: Path) -> None:
     """With all files beside it, and the library's class loads it with nothing missing."""
     assert whole.export(tmp_path / "back")

@@ -153,10 +153,23 @@ def _on(one: Any, like: Tensor) -> Any:
 
 
 def _move_mergers(half: ImageHalf) -> None:
-    """Register what a tower calls a merger with what lies behind it."""
+    """Register what a tower calls a merger with what lies behind it.
+
+    Several not as a list: the members of lists are taken for layers, which run in the order in which they stand, and
+    these run between those of the tower.
+    """
     for name, _ in list(half.tower.named_children()):
         if _MERGER in name:
-            half.base.add_module(name, _hide(half.tower, name))
+            found = _hide(half.tower, name)
+            half.base.add_module(name, _unlisted(found) if isinstance(found, nn.ModuleList) else found)
+
+
+def _unlisted(parts: nn.ModuleList) -> nn.Module:
+    """Return a module of the same parts, by the same names."""
+    found = nn.Module()
+    for name, part in parts.named_children():
+        found.add_module(name, part)
+    return found
 
 
 def _hide(owner: nn.Module, name: str) -> nn.Module:
