@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import transformers
 from commands import here
 from published import publish
 from safetensors.torch import save_file
+from whole_models import write_whole
 
 from mimo.checkpoint import read_manifest
 from mimo.testing.comparison import tensors_of
@@ -118,6 +120,47 @@ def test_a_folder_of_which_all_models_are_read_needs_no_name(tmp_path: Path) -> 
     alone = published.siglip(tmp_path / "siglip")
     (shown,) = (line for line in checkpoint("import-hf", alone).printed.splitlines() if "left behind" in line)
     assert shown == f"# left behind in {alone}: head.* (11 tensors)"
+
+
+@pytest.mark.parametrize("words", [(), ("vision={0}", "language={0}")])
+def test_plugins_of_each_kind_are_named_at_once(words: tuple[str, ...], tmp_path: Path) -> None:
+    """Each is for the modules of its kind, and reads parts of a composed folder that it doesn't name."""
+    there = published.llava(tmp_path / "llava")
+    folders = [word.format(there) for word in words] or [str(there)]
+    for tower, language in (("siglip", "hf-decoder"), ("hf-encoder", "decoder"), ("hf-encoder", "hf-decoder")):
+        shown = tomllib.loads(checkpoint("import-hf", *folders, "--plugin", tower, "--plugin", language).printed)
+        modules = shown["modules"]
+        assert modules.pop("language")["plugin"] == language
+        assert [module["plugin"] for module in modules.values()] == [tower]
+    assert checkpoint("import-hf", f"vision={there}", "--plugin", "decoder").refused("--plugin: expected one of ")
+
+
+def test_a_part_is_read_where_another_cannot_be(tmp_path: Path) -> None:
+    """Whoever prepares images otherwise can have the language model, and is told which option reads it."""
+    there = tmp_path / "there"
+    write_whole("llava", there)
+    file = there / "preprocessor_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "image_processor_type": "OtherImageProcessor"}))
+    ended = checkpoint("import-hf", there)
+    assert ended.code == 2
+    assert f"{file}: image_processor_type: expected one of " in ended.err
+    assert ended.err.rstrip().endswith("`--part language` reads that alone.")
+    assert "# language: llama from " in checkpoint("import-hf", there, "--part", "language").printed
+    assert checkpoint("import-hf", there, "--part", "vision").refused(f"{file}: image_processor_type: expected one of ")
+
+
+def test_tensors_are_left_behind_only_by_who_names_parts(tmp_path: Path) -> None:
+    """Of a model whose type nobody knows, towers and language models are read; their projector is none of these."""
+    there = published.llava(tmp_path / "llava")
+    file = there / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "model_type": "other"}))
+    projector = "multi_modal_projector.* (4 tensors)"
+    assert checkpoint("import-hf", there, "--out", tmp_path / "out").refused(
+        f"{there}: expected tensors that are all read here, as no part is named, got {projector}, "
+    )
+    assert not (tmp_path / "out").exists()
+    shown = checkpoint("import-hf", there, "--part", "siglip", "--part", "language").printed
+    assert f"# left behind in {there}: {projector}, " in shown
 
 
 @pytest.fixture(scope="module")

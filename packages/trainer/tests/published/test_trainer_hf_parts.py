@@ -10,7 +10,7 @@ import pytest
 from mimo.hooks import ConfigError
 from mimo.model import DECODER, HfFamilies, LanguageModelSpec
 from mimo.trainer.published.find import find_parts
-from mimo.trainer.published.readers import installed_modules, readers_of
+from mimo.trainer.published.readers import check_plugins, installed_modules, readers_of
 
 TEXT = {
     "vocab_size": 7,
@@ -98,5 +98,8 @@ def test_one_plugin_may_be_asked_for() -> None:
     every, found = installed_modules(""), installed_modules("", ("decoder",))
     assert [spec.name for _, spec in found if isinstance(spec, LanguageModelSpec)] == ["decoder"]
     assert [one for one in found if one[0] != "language"] == [one for one in every if one[0] != "language"]
-    with pytest.raises(ConfigError, match=r"--plugin: expected one of decoder, .*, got 'nope'"):
-        installed_modules("language", ("nope",))
+    check_plugins(("decoder",), ("language", "vision"))
+    with pytest.raises(ConfigError, match=r"--plugin: expected one of .*, decoder, .*, got 'nope'"):
+        check_plugins(("decoder", "nope"), ("vision", "language"))
+    with pytest.raises(ConfigError, match=r"--plugin: expected one of .*, got 'decoder'"):
+        check_plugins(("decoder",), ("vision",))

@@ -55,14 +55,17 @@ def import_hf(
 
     from mimo.trainer.config.toml import make_settings, write_atomically
     from mimo.trainer.importing.import_hf import prepare, write
-    from mimo.trainer.importing.import_report import show, show_left
+    from mimo.trainer.importing.import_report import check_nothing_left, show, show_left
     from mimo.trainer.importing.whole_check import check_whole
     from mimo.trainer.importing.whole_settings import whole_settings
+    from mimo.trainer.published.readers import split_word
     from mimo.trainer.resolving.resolve import resolve
 
     # Before anything is printed: settings of what can't be read help nobody.
     reads = prepare(parts, {} if job is None else {module.name: module.config for module in job.modules})
     check_whole(parts)
+    if job is None and not plugin and not part and not any(split_word(word)[0] for word in folders):
+        check_nothing_left(reads)
     table = None if settings is None else whole_settings(parts)
     written = None if table is None else resolve(make_settings(table), purpose="generate")
     if settings is not None and table is not None:
@@ -173,12 +176,13 @@ def _parts(
     from mimo.model import GeneratorSpec
     from mimo.trainer.published.find import find_parts
     from mimo.trainer.published.part import CONFIG_NAME
-    from mimo.trainer.published.readers import installed_modules, readers_of, split_word
+    from mimo.trainer.published.readers import check_plugins, installed_modules, readers_of, split_word
 
     def ignored(module: str) -> tuple[str, ...]:
         return ignore if job is None else (*ignore, *job.settings.modules[module].ignore)
 
     found: dict[str, HfPart] = {}
+    check_plugins(plugin, [split_word(word)[0] for word in folders])
     for word in folders:
         name, folder = split_word(word)
         if not folder.is_dir():
@@ -202,6 +206,8 @@ def _parts(
             readers_of(modules),
             open_to=modules,
             in_sections=bool(name),
+            plugins=plugin,
+            wanted=part,
             ignore=ignored,
         )
         if part:

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
 
 from mimo.checkpoint import open_published
+from mimo.hooks import ConfigError
 from mimo.trainer.importing.compare import shorten
 from mimo.trainer.importing.import_hf import FolderRead
 from mimo.trainer.published.find import unread_sections
@@ -25,19 +26,44 @@ def show(read: FolderRead) -> str:
 
 def show_left(reads: Iterable[FolderRead]) -> Iterator[str]:
     """Yield a line for each folder with models or tensors that are not read."""
-    by_folder: dict[Path, list[FolderRead]] = {}
-    for read in reads:
-        by_folder.setdefault(read.part.folder, []).append(read)
-    for folder, own in by_folder.items():
-        read_names = frozenset[str]().union(*(read.names for read in own))
-        tensors = left_names(open_published(folder).tensors, read_names)
+    for folder, own in _by_folder(reads):
         sections = unread_sections(own[0].part.described, [read.part for read in own])
         left = [
             *(f"{section} ({kind or 'of no model_type'})" for section, kind in sections.items()),
-            *(f"{name} ({count} tensor{'' if count == 1 else 's'})" for name, count in tensors.items()),
+            *_left_tensors(folder, own),
         ]
         if left:
             yield f"left behind in {folder}: {', '.join(shorten(left))}"
+
+
+def check_nothing_left(reads: Iterable[FolderRead]) -> None:
+    """Refuse a folder of several models of which tensors are not read, as nobody says that some are to be left.
+
+    Raises:
+        ConfigError: naming them.
+    """
+    for folder, own in _by_folder(reads):
+        if len(own) > 1 and (left := _left_tensors(folder, own)):
+            parts = " ".join(f"--part {read.part.name}" for read in own)
+            raise ConfigError(
+                str(folder),
+                expected="tensors that are all read here, as no part is named",
+                got=f"{', '.join(shorten(left))} too, which would be left behind",
+                fix=f"Name the parts that are wanted without them: {parts}.",
+            )
+
+
+def _by_folder(reads: Iterable[FolderRead]) -> Iterable[tuple[Path, list[FolderRead]]]:
+    found: dict[Path, list[FolderRead]] = {}
+    for read in reads:
+        found.setdefault(read.part.folder, []).append(read)
+    return found.items()
+
+
+def _left_tensors(folder: Path, own: Iterable[FolderRead]) -> list[str]:
+    read_names = frozenset[str]().union(*(read.names for read in own))
+    tensors = left_names(open_published(folder).tensors, read_names)
+    return [f"{name} ({count} tensor{'' if count == 1 else 's'})" for name, count in tensors.items()]
 
 
 def left_names(names: Iterable[str], read: Collection[str]) -> dict[str, int]:

@@ -27,6 +27,8 @@ def find_parts(
     *,
     open_to: Sequence[tuple[str, Spec]] = (),
     in_sections: bool = False,
+    plugins: Collection[str] = (),
+    wanted: Collection[str] = (),
     ignore: Callable[[str], Collection[str]] = lambda _module: (),
 ) -> tuple[HfPart, ...]:
     """Return the modules that a folder holds.
@@ -38,6 +40,8 @@ def find_parts(
         open_to: modules whose plugins may read more than the families that they name; what a reader names is read by
             that.
         in_sections: whether these may read a part of a composed model too, of which nobody says how it is composed.
+        plugins: names of those that may in any case.
+        wanted: names of modules that are to be read, none for all; others are left out where they can't be read.
         ignore: of a module, the keys of ``config.json`` that are set aside, as far as its family can.
 
     Raises:
@@ -55,10 +59,12 @@ def find_parts(
     if found is None:
         found = _matching(kinds, readers)
         named = {section for several in found.values() for section, _ in several}
-        open_kinds = {
-            section: kind for section, kind in kinds.items() if section not in named and (in_sections or not section)
-        }
-        found |= _matching_open(open_kinds, [(name, spec) for name, spec in open_to if name not in found])
+        left = {section: kind for section, kind in kinds.items() if section not in named}
+        for name, spec in open_to:
+            inside = in_sections or spec.name in plugins
+            if name not in found:
+                own = {section: kind for section, kind in left.items() if inside or not section}
+                found |= _matching_open(own, [(name, spec)])
     if not found:
         known = sorted({f"{reader.family.model_type} ({reader.spec.name})" for reader in readers})
         raise ConfigError(
@@ -80,12 +86,32 @@ def find_parts(
                 got=plugins,
                 fix="Give --config FILE, which names the module's plugin.",
             )
-    whole = next((reader.family.whole for ((_, reader), *_) in found.values() if reader.family.whole), None)
-    parts = []
-    for module, ((section, reader), *_) in found.items():
-        said = keys_of(described, section, whole if module == LANGUAGE else None)
-        parts.append(read_part(folder, described, section, reader, said=said, ignore=ignore(module)))
+    first = {module: one for module, (one, *_) in found.items()}
+    parts = tuple(_read(folder, described, first, wanted=wanted, ignore=ignore))
     return tuple(_in_whole(part, parts) for part in parts)
+
+
+def _read(
+    folder: Path,
+    described: Mapping[str, Any],
+    found: Mapping[str, tuple[str, Reader]],
+    *,
+    wanted: Collection[str],
+    ignore: Callable[[str], Collection[str]],
+) -> Iterator[HfPart]:
+    """Yield the modules of a folder, of each its section and what reads it; see `find_parts`."""
+    whole = next((reader.family.whole for _, reader in found.values() if reader.family.whole), None)
+    for module, (section, reader) in found.items():
+        said = keys_of(described, section, whole if module == LANGUAGE else None)
+        try:
+            yield read_part(folder, described, section, reader, said=said, ignore=ignore(module))
+        except ConfigError as error:
+            others = [other for other in found if other != module]
+            if module in wanted or not others:
+                raise
+            if not wanted:
+                fix = f"{error.fix} `--part {others[0]}` reads that alone.".strip()
+                raise ConfigError(error.where, expected=error.expected, got=error.got, fix=fix) from error
 
 
 def unread_sections(described: Mapping[str, Any], parts: Iterable[HfPart]) -> dict[str, str]:

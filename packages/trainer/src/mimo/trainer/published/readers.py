@@ -48,20 +48,30 @@ def installed_modules(name: str, plugins: Collection[str] = ()) -> list[tuple[st
     Args:
         name: of the module.
         plugins: names of those that are wanted; of encoders, or of language models, of which none is named, all are.
-
-    Raises:
-        ConfigError: one of this name isn't installed, or can't be this module.
     """
-    encoders, languages = discover(ENCODERS), discover(LANGUAGE_MODELS)
-    kinds: list[tuple[str | None, Mapping[str, Spec]]] = []
-    kinds += [(LANGUAGE, languages)] if name in {"", LANGUAGE} else []
-    kinds += [(name or None, encoders)] if name != LANGUAGE else []
-    for plugin in plugins:
-        if not any(plugin in specs for _, specs in kinds):
-            known = ", ".join(spec for _, specs in kinds for spec in specs)
-            raise ConfigError("--plugin", expected=f"one of {known}", got=repr(plugin))
     found: list[tuple[str, Spec]] = []
-    for module, specs in kinds:
+    for module, specs in _kinds(name):
         wanted = [spec for plugin, spec in specs.items() if plugin in plugins] or list(specs.values())
         found += [(module or spec.name, spec) for spec in wanted]
+    return found
+
+
+def check_plugins(plugins: Iterable[str], names: Iterable[str]) -> None:
+    """Refuse plugins of which one can be none of the modules ``names``; see `installed_modules`.
+
+    Raises:
+        ConfigError: one of this name isn't installed, or can't be such a module.
+    """
+    known = dict.fromkeys(plugin for name in names for _, specs in _kinds(name) for plugin in specs)
+    for plugin in plugins:
+        if plugin not in known:
+            raise ConfigError("--plugin", expected=f"one of {', '.join(known)}", got=repr(plugin))
+
+
+def _kinds(name: str) -> list[tuple[str, Mapping[str, Spec]]]:
+    """Return the plugins that can be a module, and its name, empty where each has its own."""
+    encoders, languages = discover(ENCODERS), discover(LANGUAGE_MODELS)
+    found: list[tuple[str, Mapping[str, Spec]]] = []
+    found += [(LANGUAGE, languages)] if name in {"", LANGUAGE} else []
+    found += [(name, encoders)] if name != LANGUAGE else []
     return found
