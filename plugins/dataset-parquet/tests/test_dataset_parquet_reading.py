@@ -17,7 +17,8 @@ import pytest
 from parquet_tables import CHAT, TOKENIZER, facts, opened, opened_folder, png, write, write_stream
 
 from mimo.data import DATASETS, Dataset
-from mimo.hooks import discover
+from mimo.hooks import RunError, discover
+from mimo.testing import failing_files
 from mimo_dataset_parquet import ParquetConfig, TableRecords, open_parquet_split
 from mimo_dataset_parquet._parquet import ParquetTable
 
@@ -151,6 +152,18 @@ def test_parquet_serves_threads_and_forked_processes(tmp_path: Path, kind: str) 
             os._exit(0 if [facts(dataset, sample) for sample in order] == [wanted[sample] for sample in order] else 1)
         children.append(child)
     assert [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children] == [0, 0]
+
+
+def test_parquet_tries_again_where_the_file_system_fails(tmp_path: Path) -> None:
+    """A group is read at the third attempt; without success at the fourth the run ends, by no fault of the row."""
+    dataset = opened(write(tmp_path / "e.parquet", {"text": list("abcd")}))
+    with failing_files(tmp_path, 2) as waits:
+        assert text(dataset, 2) == "c"
+    assert waits == [0.1, 0.5]
+    expected = r"e\.parquet:row 1: expected a file system that can be read, got \[Errno 5\] Input/output error"
+    with failing_files(tmp_path, 99) as waits, pytest.raises(RunError, match=expected):
+        dataset.tokens(1)
+    assert waits == [0.1, 0.5, 2.0]
 
 
 def test_parquet_pages_of_many_kinds_are_read(tmp_path: Path) -> None:

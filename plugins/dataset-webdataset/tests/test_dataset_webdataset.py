@@ -29,7 +29,8 @@ from mimo.data import (
     lay_out,
     weights_of,
 )
-from mimo.hooks import ConfigError, DataError, UserError, discover
+from mimo.hooks import ConfigError, DataError, RunError, UserError, discover
+from mimo.testing import failing_files
 from mimo_dataset_webdataset import WebdatasetConfig, write_shards
 from mimo_dataset_webdataset._plugin import open_webdataset
 from mimo_dataset_webdataset._tar import BLOCK
@@ -276,6 +277,18 @@ def test_dataset_webdataset_broken_items_are_refused_by_shard_and_key(tmp_path: 
     assert dataset.infos(1)[0].size == (40, 40)
     with pytest.raises(DataError, match=r"train-000000\.tar:b: expected an item that can be read"):
         dataset.raw(1, 0)
+
+
+def test_dataset_webdataset_tries_again_where_the_file_system_fails(tmp_path: Path) -> None:
+    """A member is read at the third attempt; without success at the fourth the run ends, by no fault of the sample."""
+    dataset = opened(tmp_path, [("k0", {"txt": b"a"}), ("k1", {"txt": b"b"})])
+    with failing_files(tmp_path, 2) as waits:
+        assert text_of(dataset, 0) == "a"
+    assert waits == [0.1, 0.5]
+    expected = r"train-000000\.tar:k1: expected a file system that can be read, got \[Errno 5\] Input/output error"
+    with failing_files(tmp_path, 99) as waits, pytest.raises(RunError, match=expected):
+        dataset.tokens(1)
+    assert waits == [0.1, 0.5, 2.0]
 
 
 def test_dataset_webdataset_never_reads_what_may_run(tmp_path: Path) -> None:

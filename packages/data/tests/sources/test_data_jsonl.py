@@ -23,7 +23,8 @@ from mimo.data.sources import lines as lines_module
 from mimo.data.sources.jsonl import JsonlConfig, open_jsonl
 from mimo.data.sources.lines import MAX_LINE, find_lines
 from mimo.data.text import byte_tokenizer, word_tokenizer
-from mimo.hooks import ConfigError, DataError
+from mimo.hooks import ConfigError, DataError, RunError
+from mimo.testing import failing_files
 
 TOKENIZER = byte_tokenizer.build(byte_tokenizer.ByteConfig(), ["image"])
 KEYS = "'images', 'audio', 'items', 'messages', 'roles', 'text', 'tools', 'weight'"
@@ -543,6 +544,18 @@ def test_data_jsonl_file_that_vanishes(tmp_path: Path) -> None:
     Path(path).unlink()
     with pytest.raises(DataError, match=HERE + "expected a file that stays readable, got .*No such file"):
         dataset.tokens(0)
+
+
+def test_data_jsonl_tries_again_where_the_file_system_fails(tmp_path: Path) -> None:
+    """A line is read at the third attempt; without success at the fourth the run ends, by no fault of the line."""
+    dataset = opened(write(tmp_path, {"text": "a"}, {"text": "b"}))
+    with failing_files(tmp_path, 2) as waits:
+        assert TOKENIZER.decode(dataset.tokens(0)[:-1]) == "a"
+    assert waits == [0.1, 0.5]
+    expected = r"train\.jsonl:2: expected a file system that can be read, got \[Errno 5\] Input/output error"
+    with failing_files(tmp_path, 99) as waits, pytest.raises(RunError, match=expected):
+        dataset.tokens(1)
+    assert waits == [0.1, 0.5, 2.0]
 
 
 def chat(path: str, **settings: Any) -> Dataset:

@@ -1,5 +1,6 @@
 """What tests of several packages share; for development only."""
 
+from mimo.testing.failing import failing_files
 from mimo.testing.once import made_once
 from mimo.testing.pool import Pool
 from mimo.testing.processes import COLUMNS, SECONDS, Ended, Started, free_port, script, start
@@ -12,6 +13,7 @@ __all__ = [
     "Pool",
     "RanksError",
     "Started",
+    "failing_files",
     "fork_ranks",
     "free_port",
     "made_once",
