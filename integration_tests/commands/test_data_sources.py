@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from commands import here, losses, mimo, write_lines
+from commands import here, losses, mimo, read_metrics, write_lines
 from PIL import Image
+
+from mimo_dataset_webdataset import write_shards
 
 SETTINGS = """
 [run]
@@ -129,6 +133,84 @@ def test_a_mixture_of_one_file_read_in_two_ways_has_an_index_for_each(folder: Pa
     words = ("sources.toml", "data.sources.shards.index=other")
     assert here("data", "index", *words, cwd=folder).code == 0
     assert here("check", *words, cwd=folder).code == 0
+
+
+CAPTIONS = """
+[run]
+name = "captions"
+steps = 8
+global_batch = 4
+[data]
+plugin = "webdataset"
+path = "captions"
+max_tokens = 64
+[modules.vision]
+plugin = "vit"
+ranks = "0"
+config = { width = 16, layers = 1, heads = 2, patch = 8, channels = 3 }
+[modules.language]
+plugin = "decoder"
+ranks = "0"
+config = { hidden = 16, layers = 1, heads = 2, intermediate = 16 }
+[checkpoint]
+interval = 0
+"""
+
+
+def write_captions(folder: Path, broken: int) -> None:
+    """Write 16 captions of pictures as a shard and as a table, one with damaged pixels, and settings that read them."""
+    pictures = []
+    for number in range(16):
+        file = io.BytesIO()
+        Image.effect_noise((16, 24), 90.0).convert("RGB").save(file, "PNG")
+        pictures.append(file.getvalue()[: -200 if number == broken else None])
+    texts = [f"It is {number}." for number in range(16)]
+    samples = [
+        (f"k{number}", {"txt": text.encode(), "png": picture})
+        for number, (text, picture) in enumerate(zip(texts, pictures, strict=True))
+    ]
+    write_shards(samples, folder / "captions")
+    images = [{"bytes": picture, "path": None} for picture in pictures]
+    pq.write_table(pa.table({"text": texts, "image": images}), folder / "t.parquet")
+    (folder / "captions.toml").write_text(CAPTIONS, encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("words", "file", "place"),
+    [
+        ((), "captions.broken", "train-000000.tar:k3"),
+        (("data.plugin=parquet", "data.path=t.parquet", "data.prefix=<image>"), "t.parquet.broken", "t.parquet:row 3"),
+    ],
+    ids=["shards", "table"],
+)
+def test_an_index_that_decodes_lists_broken_items_by_their_place(
+    words: tuple[str, ...], file: str, place: str, tmp_path: Path
+) -> None:
+    """By shard and key, and by row: printed and in a file."""
+    write_captions(tmp_path, broken=3)
+    assert here("data", "index", "captions.toml", *words, cwd=tmp_path).code == 0
+    ended = here("data", "index", "captions.toml", *words, "--decode", cwd=tmp_path)
+    assert ended.code == 3
+    assert re.search(rf"^{re.escape(place)} +image 0 +expected an item that can be read, got ", ended.out, re.MULTILINE)
+    assert "got 1 of 16 that are broken" in ended.err
+    (listed,) = [json.loads(line) for line in (tmp_path / file).read_text(encoding="utf-8").splitlines()]
+    assert (listed["sample"], listed["where"], listed["item"]) == (3, place, "image 0")
+
+
+def test_a_broken_member_of_a_shard_ends_a_run_or_is_left_out(tmp_path: Path) -> None:
+    """Which ends at the step that needs it; where some may be broken, it is reported once, and counted each time."""
+    write_captions(tmp_path, broken=5)
+    ended = mimo("train", "captions.toml", "run.directory=ends", cwd=tmp_path)
+    assert ended.code == 3
+    assert "train-000000.tar:k5: expected an item that can be read, got 'png': " in ended.err
+    steps = len(losses(tmp_path / "ends"))
+    ended = mimo("train", "captions.toml", "run.directory=leaves-out", "data.max_broken=0.1", cwd=tmp_path)
+    assert ended.code == 0, ended
+    assert ended.err.count("train-000000.tar:k5") == 1
+    assert f"step {steps + 1} leaves out a sample. train-000000.tar:k5: expected an item" in ended.err
+    broken = [step["broken"] for step in read_metrics(tmp_path / "leaves-out")[0]]
+    assert 0 < steps == broken.index(1)
+    assert (len(broken), sum(broken)) == (8, 2)  # in two epochs
 
 
 def test_shards_are_built_once_and_refused_where_others_are(folder: Path) -> None:
