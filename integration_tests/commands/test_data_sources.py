@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ interval = 0
 """
 SHARDS = ("data.plugin=webdataset", "data.path=shards")
 TABLE = ("data.plugin=parquet", "data.path=train.parquet")
+SAVED = ("data.plugin=huggingface", "data.path=saved")
 MIXTURE = """
 [data]
 plugin = "mixture"
@@ -65,17 +67,29 @@ def conversation(number: int) -> dict[str, Any]:
     return {"messages": messages}
 
 
+def write_saved(folder: Path, table: pa.Table) -> None:
+    """Write a table in two files, as `save_to_disk` of `datasets` does."""
+    folder.mkdir()
+    files = [{"filename": f"data-{number:05}-of-00002.arrow"} for number in range(2)]
+    (folder / "state.json").write_text(json.dumps({"_data_files": files}))
+    for file, rows in zip(files, (table[:5], table[5:]), strict=True):
+        with pa.ipc.new_stream(folder / file["filename"], table.schema) as writer:
+            writer.write_table(rows)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Conversations as lines of jsonl and rows of parquet, and settings."""
+    """Conversations as lines of jsonl, as rows of parquet and as `datasets` saves them; settings."""
     (tmp_path / "pictures").mkdir()
     for number in range(8):
         noise = Image.effect_noise((16 + 8 * (number % 2), 24), 90.0 + number).convert("RGB")
         noise.save(tmp_path / "pictures" / f"{number}.png")
     records = [conversation(number) for number in range(8)]
     write_lines(tmp_path / "train.jsonl", records)
-    rows = [json.dumps(record["messages"]) for record in records]
-    pq.write_table(pa.table({"messages": rows}), tmp_path / "train.parquet", row_group_size=3)
+    table = pa.table({"messages": [json.dumps(record["messages"]) for record in records]})
+    pq.write_table(table, tmp_path / "train.parquet", row_group_size=3)
+    write_saved(tmp_path / "saved", table)
+    shutil.copytree(tmp_path / "pictures", tmp_path / "saved" / "pictures")
     (tmp_path / "sources.toml").write_text(SETTINGS, encoding="utf-8")
     ended = here("data", "build", "train.jsonl", "shards", "--shard-bytes", "4000", cwd=tmp_path)
     assert (ended.code, ended.err) == (0, ""), ended
@@ -96,10 +110,32 @@ def test_the_same_samples_are_trained_on_equally_from_any_source(folder: Path) -
     lanes = ("modules.vision.ranks=0-1", "modules.language.ranks=1-2")
     assert train(folder, "table", "data.order=1", *TABLE) == expected
     assert train(folder, "shards-1", "data.order=1", *SHARDS, *lanes) == pytest.approx(expected, rel=1e-6)
-    ended = here("data", "index", "sources.toml", *SHARDS, cwd=folder)
-    assert ended.code == 0, ended
-    assert (folder / "shards.sizes").exists()
-    assert train(folder, "shards-2", "data.order=1", *SHARDS) == expected
+    for name, source in {"shards": SHARDS, "train.parquet": TABLE, "saved/train": SAVED}.items():
+        ended = here("data", "index", "sources.toml", *source, cwd=folder)
+        assert ended.code == 0, ended
+        assert (folder / f"{name}.sizes").exists()
+        assert train(folder, f"indexed/{name}", "data.order=1", *source) == expected
+
+
+@pytest.mark.parametrize(
+    ("source", "file"), [(TABLE, "train.parquet"), (SAVED, "saved/data-00001-of-00002.arrow")], ids=["parquet", "saved"]
+)
+def test_an_index_of_a_table_is_stale_when_one_byte_has_changed(
+    source: tuple[str, ...], file: str, folder: Path
+) -> None:
+    """And refused; made again, it holds."""
+    words = ("sources.toml", *source)
+    assert here("data", "index", *words, cwd=folder).code == 0
+    assert "index      " in here("check", *words, cwd=folder).printed
+    before = (folder / file).read_bytes()
+    (folder / file).write_bytes(before.replace(b"It is 49.", b"It is 48.", 1))
+    assert sum(old != new for old, new in zip(before, (folder / file).read_bytes(), strict=True)) == 1
+    for command in ("check", "train"):
+        stale = here(command, *words, cwd=folder)
+        assert stale.code == 3
+        assert "got one from before a change of the data. Run `mimo data index` with these settings" in stale.err
+    assert here("data", "index", *words, cwd=folder).code == 0
+    assert here("check", *words, cwd=folder).code == 0
 
 
 def test_a_mixture_is_indexed_source_by_source(folder: Path) -> None:
