@@ -86,22 +86,26 @@ def test_marked_templates_give_the_ids_and_masks_of_transformers(folder: Path, n
         (folder / "chat_template.jinja").unlink()
 
 
-def test_a_template_without_marks_gives_the_ids_of_transformers(folder: Path) -> None:
-    """What is learnt is what comes after the text that asks for an answer; an item is the template's own token."""
+def test_a_template_without_marks_gives_the_ids_and_masks_of_transformers(folder: Path) -> None:
+    """Each answer is learnt, from behind the text that asks for it; an item is the template's own token."""
     theirs = PreTrainedTokenizerFast.from_pretrained(folder)
+
+    def encoded(turns: Any, **settings: Any) -> Any:
+        return theirs.apply_chat_template(turns, chat_template=SEVERAL, tokenize=True, return_dict=False, **settings)
+
     config = folder / "tokenizer_config.json"
     before = config.read_text()
     config.write_text(json.dumps({**json.loads(before), "chat_template": SEVERAL}))
     try:
         for turns in (TURNS, PARTS):
             ids, learnt = ours(folder, turns)
-            assert ids == theirs.apply_chat_template(turns, chat_template=SEVERAL, tokenize=True, return_dict=False)
-            prompted = turns[: next(index for index, turn in enumerate(turns) if turn["role"] == "assistant")]
-            prompt = theirs.apply_chat_template(
-                prompted, chat_template=SEVERAL, add_generation_prompt=True, tokenize=True, return_dict=False
-            )
-            assert learnt.index(1) == len(prompt)
-            assert ids[: len(prompt)] == prompt
+            assert ids == encoded(turns)
+            expected = [0] * len(ids)
+            for index in (index for index, turn in enumerate(turns) if turn["role"] == "assistant"):
+                prompt, answered = encoded(turns[:index], add_generation_prompt=True), encoded(turns[: index + 1])
+                assert prompt + answered[len(prompt) :] == answered == ids[: len(answered)]
+                expected[len(prompt) : len(answered)] = [1] * (len(answered) - len(prompt))
+            assert learnt == expected
         assert theirs.convert_tokens_to_ids("<|image_pad|>") in ids
     finally:
         config.write_text(before)
