@@ -15,6 +15,9 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 
 from mimo.data import PlacedMicrobatch, SampleSize, read_arrays, sizes_of, sizes_of_arrays
 from mimo.hooks import ConfigError, DataError
@@ -280,11 +283,8 @@ def _no_change(_folder: Path) -> None:
     [
         (_data, (), "the data"),
         (_words, (), "the tokenizer"),
-        (
-            _no_change,
-            ("data.chat.system=Be kind",),
-            "the template of conversations or settings by which samples are read",
-        ),
+        (_no_change, ("data.chat.system=Be kind",), READING),
+        (_no_change, ("data.chat.template=gemma",), READING),
         (_no_change, ("modules.second.config.patch=4",), "the encoders"),
         (_no_change, ("data.max_tokens=61",), "data.max_tokens"),
         (_words, ("data.max_tokens=61",), "the tokenizer, data.max_tokens"),
@@ -302,6 +302,24 @@ def test_data_index_that_is_stale_is_refused(
     assert f"got one from before a change of {named}. Run `mimo data index`" in str(refused.value)
     assert index(folder, *override) == 0
     opened(folder, *override)
+
+
+def test_data_index_is_stale_when_the_template_beside_the_tokenizer_has_changed(folder: Path) -> None:
+    """Which a run takes where it names no other one."""
+    backend = Tokenizer(WordLevel({word: number for number, word in enumerate("abcd")}))
+    backend.pre_tokenizer = Whitespace()
+    backend.add_special_tokens(["</s>", "<image>", "<xray>"])
+    backend.save(f"{folder}/tokenizer.json")
+    template = folder / "chat_template.jinja"
+    template.write_text("{% for message in messages %}{{ message.content }} {% endfor %}")
+    words = (f'tokenizer={{plugin="file",path="{folder}/tokenizer.json"}}', "data.chat.template=own")
+    assert index(folder, *words) == 0
+    opened(folder, *words)
+    template.write_text(template.read_text() + "a")
+    with pytest.raises(DataError, match=rf"got one from before a change of {READING}\. Run `mimo data index`"):
+        opened(folder, *words)
+    assert index(folder, *words) == 0
+    opened(folder, *words)
 
 
 @pytest.mark.parametrize("bytes_", [0, 5, 200, -1])
