@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
+from pathlib import Path
+from typing import Any
 
+import attrs
 import numpy as np
 import pytest
-from eye import Table, make_job, on, table
+from eye import Table, find, make_job, on, table
 
 from mimo.data import NO_LABEL, PlacedItem, SampleLayout
-from mimo.hooks import DataError, ItemInfo
+from mimo.hooks import DataError, ItemInfo, Kind
+from mimo.model import ENCODERS, OpCost
 from mimo.schedule import Costs, simulate
 from mimo.trainer.batch.balance import balance_of, step_balance, step_seconds
 from mimo.trainer.batch.digest import digest_of
 from mimo.trainer.batch.step_data import StepData
+from mimo.trainer.config.toml import make_settings
 from mimo.trainer.cost.operations import module_operations
+from mimo.trainer.cost.profile import VERSION, EdgeTimes, LinearTime, Profile, StageTimes, digest, layout_of, machine
 from mimo.trainer.cost.sample_costs import SampleCosts, sample_costs
 from mimo.trainer.cost.sample_stats import SampleStats
 from mimo.trainer.cost.step_sizes import StepSizes, check_placed
 from mimo.trainer.job.job import Job
+from mimo.trainer.resolving.resolve import resolve
 
 
 def settings(**sections: Table) -> Table:
@@ -83,6 +91,56 @@ def test_ranks_of_a_lane_share_its_cost() -> None:
     """Tensor and context ranks divide a sample's operations."""
     alone, shared = (make_job(table({"language": language})) for language in (on(0, 1), on(0, 7, dp=2, tp=2, cp=2)))
     assert sample_cost(shared, 100, 30) == pytest.approx(sample_cost(alone, 100, 30) / 4)
+
+
+def find_with_formula(kind: Kind[Any], name: str, where: str) -> Any:
+    """Find the small model's plugins, an encoder that says what its items take among them."""
+    found = find(kind, name, where)
+    return attrs.evolve(found, flops=flops_of_eye) if kind is ENCODERS else found
+
+
+def flops_of_eye(
+    _config: Any, width: int, _stage: object, _recompute: object, sizes: Sequence[Any]
+) -> dict[str, OpCost]:
+    """Return what a projector of items takes."""
+    return {"projector": OpCost(weighted=16.0 * len(sizes) * width, weights=8 * width)}
+
+
+def measured(folder: Path, **seconds: float) -> tuple[float, float]:
+    """Return what an item and a sample cost by a profile in which passes of these modules take so many seconds."""
+    job = resolve(make_settings(settings()), find=find_with_formula)
+    times = {name: LinearTime(fixed=0.25 * each, sample=each) for name, each in seconds.items()}
+    profile = Profile(
+        version=VERSION,
+        machine=machine("cpu", "2"),
+        settings=digest(job),
+        micro_batch=job.settings.run.micro_batch,
+        modules=layout_of(job),
+        stages=tuple(
+            StageTimes(
+                module=stage.module,
+                stage=stage.stage,
+                forward=times[stage.module],
+                backward=times[stage.module],
+                input_gradient=times[stage.module],
+                weight_gradient=times[stage.module],
+            )
+            for stage in job.graph.stages
+        ),
+        edges=tuple(EdgeTimes(name=edge.name, bytes=10) for edge in job.graph.edges),
+    )
+    path = folder / "costs.json"
+    path.write_text(profile.to_json())
+    job = resolve(make_settings(settings(schedule={"profile": str(path)})), find=find_with_formula)
+    return SampleCosts(job).item(job.module("vision"), (1, 1)), sample_cost(job, 700, 33)
+
+
+def test_costs_follow_what_a_profile_measured(tmp_path: Path) -> None:
+    """A module that took three times as long costs three times as much, and another one as much as before."""
+    item, sample = measured(tmp_path, vision=0.5, language=2.0)
+    assert min(item, sample) > 0
+    assert measured(tmp_path, vision=1.5, language=2.0) == pytest.approx((3 * item, sample))
+    assert measured(tmp_path, vision=0.5, language=6.0) == pytest.approx((item, 3 * sample))
 
 
 def test_samples_that_are_not_as_the_index_says_are_refused() -> None:
