@@ -18,6 +18,19 @@ from mimo.trainer import Trainer
 from mimo.trainer.runtime import expect_traffic
 
 WORDS = ["the", "digit", "is", "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
+FLOW: Mapping[str, Any] = {
+    "height": 4,
+    "width": 6,
+    "channels": 1,
+    "patch": 2,
+    "hidden": 24,
+    "layers": 2,
+    "heads": 2,
+    "intermediate": 40,
+}
+"""Config of a generator of pictures."""
+LENS: Mapping[str, Any] = {"patch": 1, "channels": 1, "width": 24, "layers": 2, "heads": 6, "intermediate": 37}
+"""Config of an encoder of a generator's own, which reads the same pictures by other patches than ``vision``."""
 LAYOUTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "lanes 3 to 2, stages in both": {
         "vision": {"ranks": [0, 1, 2, 3, 4, 5], "pp": 2},
@@ -57,12 +70,35 @@ LAYOUTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "vision": {"ranks": [0, 1, 2]},
         "language": {"ranks": [1, 2, 3, 4], "cp": 2, "tp": 2, "sequence_parallel": True},
     },
+    "out of context and sequence slices, to more lanes": {
+        "vision": {"ranks": [4]},
+        "language": {"ranks": [0, 1, 2, 3], "cp": 2, "tp": 2, "sequence_parallel": True},
+        "drawer": {"ranks": [2, 3, 4], "fed_by": "language"},
+    },
+    "out of a last stage, to stages and tensor ranks": {
+        "vision": {"ranks": [2]},
+        "language": {"ranks": [0, 1], "pp": 2},
+        "drawer": {"ranks": [1, 2, 3, 4], "fed_by": "language", "pp": 2, "tp": 2, "plugin": "flow", "config": FLOW},
+    },
+    "out of tensor ranks, to context ranks that overlap": {
+        "vision": {"ranks": [3]},
+        "language": {"ranks": [0, 1], "tp": 2},
+        "drawer": {"ranks": [1, 2], "fed_by": "language", "cp": 2, "plugin": "flow", "config": FLOW},
+    },
+    "an encoder of a generator's own, in stages and slices": {
+        "vision": {"ranks": [3]},
+        "lens": {"ranks": [0, 1, 2, 3], "cp": 2, "tp": 2, "sequence_parallel": True, "feeds": "drawer", "config": LENS},
+        "language": {"ranks": [0, 1], "pp": 2},
+        "drawer": {"ranks": [2, 3], "fed_by": "language"},
+    },
 }
 
 
 def ask(modules: Mapping[str, Mapping[str, Any]], *, edges: bool = True) -> Table:
     """Return settings of a run of a few steps, with or without what its edges send."""
-    return {**table(modules, microbatches=2), "logging": {"edges": edges}}
+    makes = any("fed_by" in keys for keys in modules.values())
+    more: dict[str, Any] = {"pictures": "many", "roles": {"image": ("input", "output", "both")}} if makes else {}
+    return {**table(modules, microbatches=2, **more), "logging": {"edges": edges}}
 
 
 def train(rank: int, settings: Table) -> list[Mapping[str, EdgeTraffic]]:
