@@ -98,7 +98,7 @@ def _as_outcome(truth: Truth) -> Outcome:
     gradients, weights = (
         {name: Piece.of(value) for name, value in tree.items()} for tree in (truth.gradients, truth.weights)
     )
-    return Outcome(losses=truth.losses, norms=truth.norms, gradients=gradients, weights=weights)
+    return Outcome(losses=truth.losses, terms=truth.terms, norms=truth.norms, gradients=gradients, weights=weights)
 
 
 def _worst(

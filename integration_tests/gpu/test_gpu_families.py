@@ -38,7 +38,7 @@ def small() -> Truth:
     """Return a truth that is made up."""
     return Truth(
         losses=[2.0],
-        taught=[0.0],
+        terms={},
         norms=[1.0],
         gradients={"a": torch.tensor([3.0, 4.0]), "b": torch.zeros(2)},
         weights={"a": torch.tensor([1.0, 0.0]), "b": torch.ones(2)},

@@ -129,7 +129,7 @@ def test_divergences_are_reported(oracle: Oracle, pool: Pool) -> None:
     """By steps and evaluations, over the weight of all labels, the same in any layout; the loss is that by labels."""
     settings = table(BESIDE, microbatches=2, weights="mixed")
     (step, held_out), *_ = alone_found = pool.run(1, _reported, alone(settings))
-    assert 0.7 * step == pytest.approx(oracle.truth(settings).taught[0], rel=1e-5)
+    assert step == pytest.approx(oracle.truth(settings).terms["teacher.divergence"][0], rel=1e-5)
     assert held_out > 0
     assert pool.run(world_of(settings), _reported, settings) == [
         pytest.approx(one, rel=1e-5) for one in alone_found * 3

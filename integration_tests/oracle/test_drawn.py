@@ -80,7 +80,7 @@ def test_rounding_explains_what_it_changes_alone() -> None:
     def lines_of(a: Tensor, b: Tensor, nudged: Truth | None) -> list[str]:
         gradients = {"a.weight": Piece.of(1 + a), "b.weight": Piece.of(1 + b)}
         weights = {name: Piece.of(value) for name, value in ones.items()}
-        found = Outcome(losses=[1.0], norms=[1.0], gradients=gradients, weights=weights)
+        found = Outcome(losses=[1.0], terms={}, norms=[1.0], gradients=gradients, weights=weights)
         return [line.partition(":")[0] for line in differences(truth, [found], nudged=nudged)]
 
     assert lines_of(2 * moved, zero, None) == ["gradient of a.weight"]
@@ -91,7 +91,7 @@ def test_rounding_explains_what_it_changes_alone() -> None:
 
 def truth_of(gradients: dict[str, Tensor], weights: dict[str, Tensor]) -> Truth:
     """Return a truth of these."""
-    return Truth(losses=[1.0], taught=[0.0], norms=[1.0], gradients=gradients, weights=weights, gap=1.0)
+    return Truth(losses=[1.0], terms={}, norms=[1.0], gradients=gradients, weights=weights, gap=1.0)
 
 
 def features(settings: Table) -> set[str]:

@@ -11,7 +11,8 @@ from typing import cast
 import attrs
 import numpy as np
 import torch
-from oracle import Oracle, Piece, compare
+from oracle import Oracle, Outcome, Piece, compare
+from oracle import differences as outcome_differences
 from tables import table
 from truth import Truth
 
@@ -65,7 +66,7 @@ class NewlyForked:
         self.runs += 1
         self.child.start()
         tensors, others = ({"language.norm.weight": TRUE.clone()} for _ in range(2))
-        return [Truth(losses=[0.1], taught=[0.0], norms=[1 / 3], gradients=tensors, weights=others, gap=math.inf)]
+        return [Truth(losses=[0.1], terms={}, norms=[1 / 3], gradients=tensors, weights=others, gap=math.inf)]
 
 
 def test_a_truth_is_computed_once_and_locked_no_longer(tmp_path: Path) -> None:
@@ -85,3 +86,16 @@ def test_a_truth_is_computed_once_and_locked_no_longer(tmp_path: Path) -> None:
     assert differences == [([0.1], [1 / 3], math.inf)] * 2
     assert torch.equal(again.weights["language.norm.weight"], TRUE)
     assert again.gradients.keys() == first.gradients.keys()
+
+
+def test_each_term_counts() -> None:
+    """Labels may be right though a teacher's or a generator's own term is not, or is missing."""
+    truth = Truth(losses=[1.0], terms={"a.loss": [0.3]}, norms=[1.0], gradients={}, weights={}, gap=1.0)
+
+    def lines_of(terms: dict[str, list[float]]) -> list[str]:
+        found = Outcome(losses=[1.0], terms=terms, norms=[1.0], gradients={}, weights={})
+        return list(outcome_differences(truth, [found]))
+
+    assert lines_of({"a.loss": [0.3]}) == []
+    assert lines_of({"a.loss": [0.31]}) == ["rank 0: first a.loss 0.31, expected 0.3"]
+    assert lines_of({}) == ["rank 0: terms [], expected ['a.loss']"]

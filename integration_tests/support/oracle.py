@@ -1,7 +1,7 @@
 """The oracle: every layout must agree with the truth, a plain one-process PyTorch loop.
 
-Tolerances are those of the first law: the first loss to 1e-6 relative, every gradient to
-``1e-5 max(|g|, 1e-3 |g_global|)``, weights after three steps to ``1e-5 max(|w|, 3 lr sqrt(n))``.
+Tolerances are those of the first law: the first loss to 1e-6 relative, what teachers and generators add to it to 1e-5,
+every gradient to ``1e-5 max(|g|, 1e-3 |g_global|)``, weights after three steps to ``1e-5 max(|w|, 3 lr sqrt(n))``.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.distributed.tensor.placement_types import _StridedShard
 from truth import Truth, read_truth, run_plain, write_truth
 
+from mimo.optimizer.runtime import ReducedStats
 from mimo.testing import Pool, made_once
-from mimo.trainer import Trainer
+from mimo.trainer import Job, Trainer
 
 GAP = 1e-5
 """Least distance between the last expert that a row chose and the first that it did not, for a case with experts to be
@@ -75,9 +76,13 @@ changes an average by at most a 128th of itself, and a step moves a number by th
 
 @attrs.frozen(kw_only=True)
 class Outcome:
-    """What a few steps came to on one rank; gradients of the first of them, weights after the last, by full name."""
+    """What a few steps came to on one rank; gradients of the first of them, weights after the last, by full name.
+
+    ``terms`` are what teachers and generators add to the loss, means by name.
+    """
 
     losses: list[float]
+    terms: dict[str, list[float]]
     norms: list[float]
     gradients: dict[str, Piece]
     weights: dict[str, Piece]
@@ -90,7 +95,7 @@ def write_outcome(path: Path, outcome: Outcome) -> None:
         for name, piece in getattr(outcome, kind).items():
             shapes[f"{kind}/{name}"] = piece.shape
             tensors[f"{kind}/{name}/values"], tensors[f"{kind}/{name}/places"] = piece.values, piece.places
-    notes = {"losses": outcome.losses, "norms": outcome.norms, "shapes": shapes}
+    notes = {"losses": outcome.losses, "terms": outcome.terms, "norms": outcome.norms, "shapes": shapes}
     part = path.with_suffix(".part")
     save_file(tensors, part, metadata={"notes": json.dumps(notes)})
     part.replace(path)
@@ -105,7 +110,7 @@ def read_outcome(path: Path) -> Outcome:
             kind, name = key.split("/", 1)
             values, places = file.get_tensor(f"{key}/values"), file.get_tensor(f"{key}/places")
             pieces[kind][name] = Piece(shape=tuple(shape), values=values, places=places)
-    return Outcome(losses=notes["losses"], norms=notes["norms"], **pieces)
+    return Outcome(losses=notes["losses"], terms=notes["terms"], norms=notes["norms"], **pieces)
 
 
 def run_layout(
@@ -114,6 +119,7 @@ def run_layout(
     """Train on this rank as `mimo train` does."""
     trainer = Trainer(make_job(settings), rank=rank, device=device, objects=objects)
     losses, norms, gradients = [], [], {}
+    terms: dict[str, list[float]] = {}
     for step in range(1, STEPS + 1):
         stats = trainer.accumulate(step)
         if step == 1:
@@ -127,11 +133,23 @@ def run_layout(
         if step == 1:
             weight = stepped.agreed.divisor
             gradients = {name: attrs.evolve(piece, values=piece.values / weight) for name, piece in summed.items()}
+        for name, mean in term_means(trainer.job, stepped.agreed).items():
+            terms.setdefault(name, []).append(mean)
         losses.append(stepped.loss)
         norms.append(stepped.norm)
     held = {name: value for weights in trainer.optimizer.weights().values() for name, value in weights.items()}
     weights = {name: Piece.of(value) for name, value in held.items()}
-    return Outcome(losses=losses, norms=norms, gradients=gradients, weights=weights)
+    return Outcome(losses=losses, terms=terms, norms=norms, gradients=gradients, weights=weights)
+
+
+def term_means(job: Job, agreed: ReducedStats) -> dict[str, float]:
+    """Return what teachers and generators add to the loss of a step, each over its own count, unweighted."""
+    sums = {name: float(value) for name, value in agreed.extra_sums.items() if value.numel() == 1}
+    taught = [f"{module.name}.{kind}" for module in job.teachers for kind in ("divergence", "hidden")]
+    return {
+        **{f"{it.name}.loss": sums[f"{it.name}.loss"] / (sums[f"{it.name}.targets"] or 1) for it in job.generators},
+        **{name: sums[name] / agreed.divisor for name in taught if name in sums},
+    }
 
 
 def differences(
@@ -148,6 +166,7 @@ def differences(
             yield f"rank {rank}: first loss {outcome.losses[0]!r}, expected {truth.losses[0]!r}"
         if not math.isclose(outcome.norms[0], truth.norms[0], rel_tol=1e-5):
             yield f"rank {rank}: first norm {outcome.norms[0]!r}, expected {truth.norms[0]!r}"
+        yield from (f"rank {rank}: {line}" for line in _term_differences(truth.terms, outcome.terms))
     total = math.sqrt(sum(float(value.double().square().sum()) for value in truth.gradients.values()))
     untrained = {name: torch.zeros_like(value) for name, value in truth.weights.items()}
     for name, expected in {**untrained, **truth.gradients}.items():
@@ -165,6 +184,16 @@ def differences(
     unknown = {name for outcome in found for name in (*outcome.gradients, *outcome.weights)} - truth.weights.keys()
     if unknown:
         yield f"only the layout has {sorted(unknown)}"
+
+
+def _term_differences(truth: Mapping[str, list[float]], found: Mapping[str, list[float]]) -> Iterator[str]:
+    """Yield which terms are missing, or differ in the first step."""
+    if found.keys() != truth.keys():
+        yield f"terms {sorted(found)}, expected {sorted(truth)}"
+        return
+    for name, expected in truth.items():
+        if not math.isclose(found[name][0], expected[0], rel_tol=1e-5):  # a divergence is a small difference of logs
+            yield f"first {name} {found[name][0]!r}, expected {expected[0]!r}"
 
 
 def _rounded(bound: float, expected: Tensor, nudged: Tensor | None) -> float:

@@ -41,23 +41,32 @@ from mimo.trainer.runtime import JobModule, Microbatch, StepData, language_batch
 class Truth:
     """What a few steps come to; gradients of the first of them, weights after the last, by full name.
 
-    ``taught`` is what teachers and generators add to the losses; ``gap`` is the least by which any row's choice of
-    experts was clear.
+    ``terms`` are the means that teachers and generators add to the losses, each by its weight; ``gap`` is the least by
+    which any row's choice of experts was clear.
     """
 
     losses: list[float]
-    taught: list[float]
+    terms: dict[str, list[float]]
     norms: list[float]
     gradients: dict[str, Tensor]
     weights: dict[str, Tensor]
     gap: float
 
 
+@attrs.frozen(kw_only=True)
+class Term:
+    """What a teacher or generator adds to the loss of a step: a mean over its own count, by its ``weight``."""
+
+    name: str
+    mean: Tensor
+    weight: float
+
+
 def write_truth(truth: Truth, path: Path) -> None:
     """Write it as one file."""
     trees = {"gradients": truth.gradients, "weights": truth.weights}
     tensors = {f"{kind}.{name}": value.contiguous() for kind, tree in trees.items() for name, value in tree.items()}
-    metadata = {"losses": truth.losses, "taught": truth.taught, "norms": truth.norms, "gap": truth.gap}
+    metadata = {name: getattr(truth, name) for name in ("losses", "terms", "norms", "gap")}
     save_file(tensors, path, metadata={"results": json.dumps(metadata)})
 
 
@@ -101,7 +110,8 @@ def run_plain(
     optimizer = rules.make_adamw()
     assert job.train is not None
     order, seed = job.sample_order(), job.settings.run.seed
-    losses, added, norms, gradients = [], [], [], {}
+    losses, norms, gradients = [], [], {}
+    terms: dict[str, list[float]] = {}
     broken = {(sample, 0) for sample in settings["data"].get("damaged", ()) if job.train.infos(sample)}
     gaps = _watch_gaps(parts["language"].module)
     for step, samples in zip(range(1, STEPS + 1), samples_by_hand(job, order), strict=False):
@@ -117,12 +127,14 @@ def run_plain(
         with parts["language"].drawing(rows=keys):
             hidden = language(packed, {name: rows[name] for name in packed.placeholders if name in rows}, None)
             found = language.losses(hidden, packed.labels)
-            drawn, targets = made_by_hand(job, parts, batch, hidden, broken, step)
-            taught = drawn + taught_by_hand(job, parts, batch, hidden, counted, rows) / (total or 1)
+            made, targets = made_by_hand(job, parts, batch, hidden, broken, step)
+            means = [*made, *taught_by_hand(job, parts, batch, hidden, counted, rows)]
+            taught = sum((term.weight * term.mean for term in means), hidden.new_zeros(()))
+        for term in means:
+            terms.setdefault(term.name, []).append(float(term.mean.detach()))
         optimizer.zero_grad()
         if not total and not targets:  # nothing is learned from this step
             losses.append(0.0)
-            added.append(0.0)
             norms.append(0.0)
             continue
         loss = (found * counted.to(found)).sum() / (total or 1)
@@ -139,10 +151,9 @@ def run_plain(
         if job.language.spec.experts is not None:
             job.language.spec.experts.after_step(parts["language"].module, packed.aux_losses.counts)
         losses.append(float(loss.detach()))
-        added.append(float(taught.detach()))
     return Truth(
         losses=losses,
-        taught=added,
+        terms=terms,
         norms=norms,
         gradients=gradients,
         weights={name: _copy(value) for name, value in weights.items()},
@@ -254,7 +265,7 @@ def taught_by_hand(
     hidden: Tensor,
     weights: Tensor,
     rows: Mapping[str, Tensor],
-) -> Tensor:
+) -> list[Term]:
     """Return what the samples that teachers read add to the loss, whole rows of both models compared.
 
     Args:
@@ -265,7 +276,8 @@ def taught_by_hand(
         weights: of their labels, likewise [T].
         rows: of encoders.
     """
-    total = hidden.new_zeros(())
+    found = list[Term]()
+    total = float(weights.sum()) or 1.0
     for module in job.teachers:
         assert module.distil is not None
         known = {encoder.modality: encoder.name for encoder in job.encoders_of(module)}
@@ -282,10 +294,12 @@ def taught_by_hand(
         own = weights.to(read)[kept]
         if module.distil.hidden == "mse":
             each = (hidden[kept] - read).square().sum(1) / hidden.shape[1]
-            total = total + module.distil.hidden_weight * (own * each).sum()
+            mean = (own * each).sum() / total
+            found.append(Term(name=f"{module.name}.hidden", mean=mean, weight=module.distil.hidden_weight))
         elif module.distil.hidden == "cosine":
             lengths = hidden[kept].norm(dim=1) * read.norm(dim=1)
-            total = total + module.distil.hidden_weight * (own * (1 - (hidden[kept] * read).sum(1) / lengths)).sum()
+            mean = (own * (1 - (hidden[kept] * read).sum(1) / lengths)).sum() / total
+            found.append(Term(name=f"{module.name}.hidden", mean=mean, weight=module.distil.hidden_weight))
         if module.distil.top_k:
             with torch.no_grad():
                 wanted = teacher.logits(read) / module.distil.temperature
@@ -293,8 +307,9 @@ def taught_by_hand(
             ours = parts["language"].language.logits(hidden)[kept] / module.distil.temperature
             logs, wanted_logs = (_buckets(logits, ids) for logits in (ours, wanted))
             each = (wanted_logs.exp() * (wanted_logs - logs)).sum(1) * module.distil.temperature**2
-            total = total + module.loss_weight * (own * each).sum()
-    return total
+            mean = (own * each).sum() / total
+            found.append(Term(name=f"{module.name}.divergence", mean=mean, weight=module.loss_weight))
+    return found
 
 
 def made_by_hand(
@@ -304,7 +319,7 @@ def made_by_hand(
     hidden: Tensor,
     broken: Collection[tuple[int, int]],
     step: int,
-) -> tuple[Tensor, int]:
+) -> tuple[list[Term], int]:
     """Return what generators add to the loss, each item made alone, and how many targets they learn from.
 
     Args:
@@ -315,7 +330,7 @@ def made_by_hand(
         broken: items that can't be decoded.
         step: which.
     """
-    total, every = hidden.new_zeros(()), 0
+    terms, every = list[Term](), 0
     key = step_key(job.settings.run.seed, step)
     for module in job.generators:
         losses, first, prepared = [hidden.new_zeros(0)], 0, iter(range(len(batch.items(module, 0))))
@@ -345,8 +360,9 @@ def made_by_hand(
             first += len(tokens)
         found = torch.cat(losses)
         every += len(found) if module.loss_weight else 0  # what is only reported is nothing to learn from
-        total = total + module.loss_weight * found.sum() / max(len(found), 1)
-    return total, every
+        mean = found.sum() / max(len(found), 1)
+        terms.append(Term(name=f"{module.name}.loss", mean=mean, weight=module.loss_weight))
+    return terms, every
 
 
 def shown_by_hand(

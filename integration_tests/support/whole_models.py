@@ -169,7 +169,7 @@ def tune(rank: int, settings: Table) -> Outcome:
     stepped = trainer.update(1, stats)
     divisor = stepped.agreed.divisor
     gradients = {name: attrs.evolve(piece, values=piece.values / divisor) for name, piece in summed.items()}
-    return Outcome(losses=[stepped.loss], norms=[stepped.norm], gradients=gradients, weights={})
+    return Outcome(losses=[stepped.loss], terms={}, norms=[stepped.norm], gradients=gradients, weights={})
 
 
 def gradient_differences(
