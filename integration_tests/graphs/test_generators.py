@@ -200,6 +200,15 @@ def test_losses_of_generators_are_reported(oracle: Oracle, pool: Pool) -> None:
         assert found == (pytest.approx(step, rel=1e-5), pytest.approx(held_out, rel=1e-5), rows)
 
 
+@pytest.mark.parametrize("pictures", ["first", "none"])
+def test_losses_without_a_target_are_reported_as_zero(pictures: str, pool: Pool) -> None:
+    """On every rank, by a step, and by an evaluation of what has nothing to make; never as what is no number."""
+    settings = table(LAYOUTS["cp2"], microbatches=2, pictures=pictures, roles=ROLES)
+    for step, held_out, rows in pool.run(world_of(settings), _reported, settings):
+        assert (step, rows) == (0.0, 0)
+        assert held_out == 0.0 if pictures == "none" else held_out > 0
+
+
 def test_a_run_resumes_with_its_generator_in_another_layout(pool: Pool, tmp_path: Path) -> None:
     """Module by module, each wherever it lies then."""
     first, second = (table(LAYOUTS[layout], microbatches=2, roles=ROLES) for layout in ("pp2", "more lanes"))
