@@ -131,6 +131,28 @@ def test_ties_are_taken_by_the_lowest_id() -> None:
     assert found.ids.tolist() == [[1, 2, 5, 0, 3], [1, 3, 0, 2, 4]]
 
 
+def _check_ties(_rank: int) -> None:
+    world = dist.get_world_size()
+    axis = TensorAxis.of(DeviceMesh("cpu", range(world), mesh_dim_names=("tp",)))
+    generator = torch.Generator().manual_seed(5)
+    for vocabulary in (6, 7, 11):
+        span = axis.span(vocabulary)
+        logits = torch.randint(-1, 2, (8 * ROWS, vocabulary), generator=generator).float()
+        is_minus = torch.rand(logits.shape, generator=generator) < 0.5
+        logits = torch.where((logits == 0) & is_minus, -0.0, logits)
+        wanted = logits.sort(dim=1, descending=True, stable=True).indices
+        for count in range(1, vocabulary + 1):
+            own = logits[:, span.start : span.stop]
+            found = TopIds.of(own, count, temperature=1.0, vocabulary=vocabulary, axis=axis)
+            assert torch.equal(found.ids.long(), wanted[:, :count])
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_ties_between_spans_are_taken_by_the_lowest_id(run_ranks: Callable[..., list[Any]], world: int) -> None:
+    """Whichever rank has it, in spans as long as others or shorter, for any number of ids."""
+    run_ranks(world, _check_ties)
+
+
 def test_a_large_vocabulary_is_one() -> None:
     """Its likeliest ids, and all probabilities, though they are looked at a few thousand at a time; ties as ever."""
     logits = torch.randint(-9, 9, (3, 20_000), generator=torch.Generator().manual_seed(1)).float()
