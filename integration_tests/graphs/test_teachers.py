@@ -10,7 +10,9 @@ import pytest
 from jobs import CPU, make_job
 from oracle import Oracle
 from resuming import check_going_on
-from tables import TEACHER, Table, alone, scheduled, table, world_of
+from tables import TEACHER, Table, alone, by_tokens, scheduled, table, world_of
+from test_oracle_images import MODELS, settings_of
+from test_oracle_mamba import CONFIG as HYBRID
 
 from mimo.testing import Pool
 from mimo.trainer import Trainer
@@ -115,6 +117,37 @@ def test_shards_of_a_frozen_teacher(oracle: Oracle) -> None:
     settings = table({"teacher": teacher(0, 1), "language": on(0, 1)}, microbatches=2)
     settings["optimizer"] |= {"plugin": "distributed", "shard": "full"}
     check(oracle, settings)
+
+
+def test_cut_samples_are_taught_as_far_as_they_are_read(oracle: Oracle) -> None:
+    """A teacher reads no more of them than its student, whose context ranks have slices of what is left."""
+    settings = table({"teacher": teacher(0, 1, tp=2), "language": on(1, 2, cp=2)}, microbatches=2, weights="mixed")
+    settings["data"]["max_tokens"] = 12
+    check(oracle, settings)
+
+
+def test_ragged_steps_and_microbatches_are_taught(oracle: Oracle) -> None:
+    """Of as many tokens as fit, some of them in samples that no teacher reads."""
+    check(oracle, by_tokens(table(BESIDE, pictures="mixed"), batch_tokens=130, micro_tokens=45))
+
+
+def test_a_teacher_of_state_space_layers(oracle: Oracle) -> None:
+    """Which looks at all rows before in another way, in stages of its own, of a student of plain attention."""
+    config = {key: HYBRID[key] for key in HYBRID if key in TEACHER or key.startswith("mamba")}
+    modules = {
+        "teacher": teacher(0, 1, pp=2, plugin="hybrid", config={**config, "pattern": "M*-M"}),
+        "language": on(1, 2, tp=2, **SP),
+    }
+    check(oracle, table(modules, microbatches=2))
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("model", MODELS)
+def test_teachers_of_the_library(model: str, oracle: Oracle) -> None:
+    """Their own likeliest ids, of a student of ours in context ranks."""
+    language = settings_of("cp2 pp2", model)["modules"]["language"]
+    keys = {key: language[key] for key in ("plugin", "config")}
+    check(oracle, table({"teacher": teacher(0, 1, **keys), "language": on(1, 2, cp=2)}, microbatches=2))
 
 
 def _reported(rank: int, settings: Table) -> tuple[float, float]:
