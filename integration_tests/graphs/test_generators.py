@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from jobs import CPU, make_job
-from oracle import Oracle
-from resuming import check_going_on
+from oracle import Oracle, Piece
+from resuming import check_going_on, same_bits
 from tables import Table, alone, by_tokens, scheduled, table, world_of
+from torch import Tensor
 
 from mimo.testing import Pool
 from mimo.trainer import Trainer
@@ -215,3 +217,44 @@ def test_a_run_resumes_with_its_generator_in_another_layout(pool: Pool, tmp_path
     for settings in (first, second):
         settings["run"] |= {"steps": 5, "directory": str(tmp_path)}
     check_going_on(pool, first, second, exactly=False)
+
+
+def _noisy() -> Table:
+    """Return settings of a flow in two stages, which draws noise, times, and whether it reads the rows of an item."""
+    flow = {**FLOW, "intermediate": 40, "drop_condition": 0.5}
+    modules = {
+        "vision": on(0, 0),
+        "language": on(0, 1),
+        "drawer": drawer(1, 2, pp=2, plugin="flow", config=flow, recompute="full"),
+    }
+    return table(modules, microbatches=2, roles=ROLES)
+
+
+def test_a_run_resumes_with_its_noise_to_the_bit(pool: Pool, tmp_path: Path) -> None:
+    """In the same layout as if it had never stopped: nothing of what is drawn has a state that could be lost."""
+    settings = _noisy()
+    settings["run"] |= {"steps": 5, "directory": str(tmp_path)}
+    check_going_on(pool, settings, settings, exactly=True)
+
+
+def _run_twice(rank: int, settings: Table) -> list[list[dict[str, Tensor]]]:
+    """Return the gradients of each of two steps when it is run first, and when it is run again."""
+    trainer, found = Trainer(make_job(settings), rank=rank, device=CPU), []
+    for step in (1, 2):
+        share, runs = trainer.accumulate(step), []
+        for again in (False, True):
+            share = trainer.repeat() if again else share
+            parts = [module.part for module in trainer.optimizer.modules.values()]
+            gradients = {name: value.grad for part in parts for name, value in part.parameters.items()}
+            held = {name: Piece.of(value).values for name, value in gradients.items() if value is not None}
+            runs.append({name: torch.from_numpy(values) for name, values in held.items()})
+        trainer.update(step, share)
+        found.append(runs)
+    return found
+
+
+def test_a_step_that_is_run_again_draws_the_same_noise(pool: Pool) -> None:
+    """Every gradient is the same to the bit, of each step another one."""
+    for steps in pool.run(3, _run_twice, _noisy()):
+        assert all(same_bits(first, again) for first, again in steps)
+        assert not same_bits(steps[0][0], steps[1][0])
