@@ -65,9 +65,9 @@ def by_hand(settings: Table) -> Forward:
     )
 
 
-def settings_of(modules: Mapping[str, Mapping[str, Any]], recompute: str = "none") -> Table:
+def settings_of(modules: Mapping[str, Mapping[str, Any]], recompute: str = "none", **more: Any) -> Table:
     """Return settings of a run in which all modules recompute the same, and a rank does 10^9 operations a second."""
-    found = table({name: {**keys, "recompute": recompute} for name, keys in modules.items()}, microbatches=2)
+    found = table({name: {**keys, "recompute": recompute} for name, keys in modules.items()}, microbatches=2, **more)
     found["run"]["peak_tflops"] = 1e-3
     return found
 
@@ -113,6 +113,39 @@ def test_arithmetic_does_not_follow_from_the_layout(layout: str, pool: Pool) -> 
             assert one.hardware_operations == pytest.approx(model[name] + again[name])
             ranks = len(settings["modules"][name]["ranks"])
             assert one.hardware_flops == pytest.approx(one.hardware_operations / seconds / ranks)
+
+
+JOINT: Mapping[str, Mapping[str, Any]] = {
+    "vision": {"ranks": [0, 1]},
+    "lens": {"ranks": [3], "feeds": "drawer"},
+    "teacher": {"ranks": [0, 1], "tp": 2, "distil": {"top_k": 3}},
+    "language": {"ranks": [0, 1, 2, 3], "pp": 2, "cp": 2},
+    "drawer": {
+        "ranks": [1, 2, 3, 4],
+        "pp": 2,
+        "tp": 2,
+        "fed_by": "language",
+        "plugin": "flow",
+        "config": {"height": 4, "width": 6, "channels": 1, "patch": 2, "hidden": 24, "layers": 2, "heads": 2},
+    },
+}
+"""A teacher, and a generator with an encoder of its own."""
+
+
+def test_teachers_and_generators_do_the_same_in_any_layout(pool: Pool) -> None:
+    """As on one process, whatever lanes and slices their rows are in; a teacher has no backward and repeats nothing."""
+    settings = settings_of(JOINT, "full", pictures="many", roles={"image": ("input", "output", "both")})
+    del settings["modules"]["teacher"]["recompute"]
+    one = alone(settings)
+    for name in JOINT.keys() - {"teacher"}:
+        one["modules"][name]["recompute"] = "full"
+    ((_, expected),) = pool.run(1, train, one)
+    assert expected.keys() == JOINT.keys()
+    for _, found in pool.run(make_job(settings).world, train, settings):
+        for name, flops in expected.items():
+            assert found[name].model_operations == pytest.approx(flops.model_operations)
+            assert found[name].hardware_operations == pytest.approx(flops.hardware_operations)
+            assert (flops.hardware_operations > flops.model_operations > 0) == (name != "teacher")
 
 
 def test_a_frozen_encoder_runs_no_backward(pool: Pool) -> None:
