@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,10 +12,12 @@ import torch
 from jobs import CPU, make_job
 from tables import table
 
+from mimo.model import LanguageModelSpec
 from mimo.model.runtime import LanguageBatch
 from mimo.testing import Pool
 from mimo.topology import context_spans
 from mimo.trainer import Trainer
+from mimo.trainer.runtime import JobModule
 
 MODULES: Mapping[str, Mapping[str, Any]] = {
     "vision": {"ranks": [0]},
@@ -108,3 +111,40 @@ def test_a_middle_stage_reads_hidden_states_only(ranks: list[Seen], pool: Pool) 
     """Without tokens, labels and placeholders it computes the same: the loss is that of the step that had them."""
     blind = pool.run(5, look, MODULES, 3)
     assert blind[4].loss == ranks[4].loss > 0
+
+
+def prepared(rank: int, modules: Mapping[str, Mapping[str, Any]]) -> Counter[str]:
+    """Return for how many items this rank makes what a module reads or learns from, in a step."""
+    settings = table(modules, microbatches=2, roles={"image": ("input", "output", "both")})
+    settings["data"]["workers"] = 0
+    job, counts = make_job(settings), Counter[str]()
+
+    def counting(module: JobModule) -> JobModule:
+        spec = module.spec
+        if isinstance(spec, LanguageModelSpec):
+            return module
+
+        def prepare(*given: Any) -> Mapping[str, torch.Tensor]:
+            counts[module.name] += 1
+            return spec.prepare(*given)
+
+        return attrs.evolve(module, spec=attrs.evolve(spec, prepare=prepare))
+
+    trainer = Trainer(attrs.evolve(job, modules=tuple(map(counting, job.modules))), rank=rank, device=CPU)
+    trainer.train(1)
+    return counts
+
+
+def test_items_are_prepared_on_the_ranks_of_their_modules_alone(pool: Pool) -> None:
+    """Those that a generator makes too: nobody else decodes what it learns from, and no lane what another has."""
+    modules: Mapping[str, Mapping[str, Any]] = {
+        "vision": {"ranks": [0]},
+        "teacher": {"ranks": [4], "distil": {"top_k": 3}},
+        "language": {"ranks": [1]},
+        "drawer": {"ranks": [2, 3], "fed_by": "language"},
+    }
+    (alone,) = pool.run(1, prepared, {name: {**keys, "ranks": [0]} for name, keys in modules.items()})
+    vision, language, first, second, teacher = pool.run(5, prepared, modules)
+    assert (vision, language, teacher) == ({"vision": alone["vision"]}, {}, {})
+    assert first.keys() == second.keys() == {"drawer"}
+    assert first["drawer"] + second["drawer"] == alone["drawer"]

@@ -81,6 +81,12 @@ def test_schedules_draw_the_same(schedule: str, oracle: Oracle) -> None:
 
 
 LENSES: dict[str, Modules] = {
+    "frozen, a step ahead": {
+        "vision": on(0, 0),
+        "lens": on(2, 3, frozen=True, prefetch=True, batch_factor=2),
+        "language": on(0, 1),
+        "drawer": drawer(1, 2),
+    },
     "elsewhere": {"vision": on(0, 0), "lens": on(3, 3), "language": on(0, 1), "drawer": drawer(1, 2)},
     "tp2 cp2": {
         "vision": on(0, 0),
