@@ -13,7 +13,9 @@ from pathlib import Path
 import attrs
 import pytest
 
-from mimo.schedule import Action, ActionKind, Bar, Timeline, Transfer, write_page
+from mimo.schedule import Action, ActionKind, Bar, Costs, Link, Timeline, Transfer, simulate, write_page
+from mimo.schedule.schedules.one_forward_one_backward import OneForwardOneBackward, generate
+from mimo.topology import Grid, Module, ModuleGraph
 
 BROWSERS = ("chromium-headless-shell", "chromium", "google-chrome", "chrome")
 CANVAS_BARS = 6001
@@ -178,6 +180,32 @@ def test_schedule_page_loads_nothing(tmp_path: Path) -> None:
     text = (tmp_path / "page.html").read_text(encoding="utf-8")
     assert not re.search(r"\b(src|href)=|@import|url\((?!#)|fetch\(", text)
     assert "default-src 'none'" in text
+
+
+def test_schedule_page_shows_what_lies_behind_the_language_model(tmp_path: Path) -> None:
+    """A module that it feeds has a row and a colour; messages go to it and back, and the wait for it is in its name."""
+    grids = [Grid(name=name, ranks=[rank]) for rank, name in enumerate(("vision", "language", "drawer"))]
+    graph = ModuleGraph(
+        modules=tuple(Module(grid=grid, trains=(True,)) for grid in grids),
+        arrows=(("vision", "language"), ("language", "drawer")),
+    )
+    bytes_of = {edge.name: 1 for edge in graph.edges}
+    costs = attrs.evolve(Costs.even(graph), message_bytes=bytes_of, link=Link(latency=1))
+    plan = generate(graph, 3, OneForwardOneBackward(), costs)
+    write_page(tmp_path / "page.html", [simulate(plan, graph, costs).timeline])
+    found = re.search(r'id="data">(.*?)</script>', (tmp_path / "page.html").read_text(encoding="utf-8"))
+    assert found
+    data = json.loads(found[1])
+    (timeline,) = data["timelines"]
+    assert data["modules"] == ["vision", "language", "drawer"]
+    kinds = ("forward", "backward")
+    expected = [[kind, 2, 0, [microbatch]] for microbatch in range(3) for kind in kinds]
+    assert [bar[:4] for bar in timeline["rows"][2]["bars"]] == [*expected, ["reduce", 2, 0, []]]
+    sent = [one for one in timeline["transfers"] if one["edge"] == "language->drawer"]
+    ways = sorted((*one["sources"], *one["targets"], *one["microbatches"]) for one in sent)
+    assert ways == [(*way, microbatch) for way in ((1, 2), (2, 1)) for microbatch in range(3)]
+    assert {one["finish"] - one["start"] for one in sent} == {1}
+    assert timeline["rows"][1]["idle"]["drawer"] > 0
 
 
 def test_schedule_page_of_nothing_is_a_page(tmp_path: Path) -> None:
