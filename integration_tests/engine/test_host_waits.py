@@ -39,6 +39,13 @@ def _dropping(keys: Mapping[str, Any]) -> Mapping[str, Any]:
     return {**keys, "config": {**keys["config"], "drop_path": 0.1}}
 
 
+TAUGHT: Mapping[str, Any] = {**HERE, "distil": {"top_k": 3}}
+DRAWN: Mapping[str, Any] = {
+    **HERE,
+    "fed_by": "language",
+    "plugin": "flow",
+    "config": {"height": 4, "width": 6, "channels": 1, "patch": 2, "hidden": 24, "layers": 2, "heads": 2},
+}
 LORA: Mapping[str, Any] = {"rank": 2, "targets": ["*"], "dropout": 0.1}
 CASES: Mapping[str, Mapping[str, Any]] = {
     "decoder": {"modules": {"vision": HERE, "language": HERE}},
@@ -60,6 +67,19 @@ CASES: Mapping[str, Mapping[str, Any]] = {
         "modules": {"vision": HERE, "language": {**HERE, "lora": LORA}},
         "language": SOFTMAX,
         "seed": 11,
+    },
+    "a teacher and a flow": {
+        "modules": {"vision": HERE, "teacher": TAUGHT, "language": HERE, "drawer": DRAWN},
+        "roles": {"image": ("input", "output", "both")},
+    },
+    "a teacher and a flow on other ranks": {
+        "modules": {
+            "vision": HERE,
+            "teacher": {**TAUGHT, "ranks": [1]},
+            "language": HERE,
+            "drawer": {**DRAWN, "ranks": [1], "recompute": "full"},
+        },
+        "roles": {"image": ("input", "output", "both")},
     },
     "hybrid": {"modules": {"vision": HERE, "language": {**HERE, "plugin": "hybrid", "config": HYBRID}}},
     **{

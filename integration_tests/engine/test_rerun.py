@@ -214,6 +214,37 @@ def test_what_was_made_ahead_is_made_again(module: str, ending: str, tmp_path: P
     )
 
 
+@pytest.mark.parametrize(
+    ("module", "what"),
+    [
+        ("drawer", "gradient"),
+        pytest.param("drawer", "forward", marks=pytest.mark.soak),
+        pytest.param("teacher", "forward", marks=pytest.mark.soak),
+    ],
+)
+def test_faults_of_teachers_and_generators_are_given_to_them(
+    module: str, what: str, tmp_path: Path, pool: Pool
+) -> None:
+    """And what a flow draws in a step that is run again is what it drew before."""
+    flow = {"height": 4, "width": 6, "channels": 1, "patch": 2, "hidden": 24, "layers": 2, "heads": 2}
+    modules: dict[str, dict[str, Any]] = {
+        "vision": {"ranks": [0]},
+        "teacher": {"ranks": [0], "distil": {"top_k": 3}, "prefetch": True},
+        "language": {"ranks": [1]},
+        "drawer": {"ranks": [2], "fed_by": "language", "plugin": "flow", "config": {**flow, "drop_condition": 0.2}},
+    }
+    settings = table(modules, microbatches=2, roles={"image": ("input", "output", "both")})
+    settings["run"]["steps"] = STEP + 1
+    rank = modules[module]["ranks"][0]
+    inject = {"step": STEP, "rank": rank, "module": module, "what": what, "microbatch": 1, "times": 1}
+    found = run(pool, with_rerun(settings, tmp_path, mode="validate", device="a", inject=inject))
+    check_same(found, run(pool, with_rerun(settings, tmp_path / "plain")))
+    (event,) = events(tmp_path)
+    assert (event["verdict"], event["module"], event["ranks"], event["what"], event["microbatches"]) == (
+        *("transient", module, [rank], "backward" if what == "gradient" else what, [1]),
+    )
+
+
 def test_each_step_runs_twice_to_measure_how_far_apart_runs_are(
     tmp_path: Path, pool: Pool, undisturbed: Undisturbed
 ) -> None:
