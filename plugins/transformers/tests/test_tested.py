@@ -66,6 +66,15 @@ def test_the_library_lists_what_might_be_read() -> None:
     assert not any(is_tower(one) for one in ("llama", "clip", "no-such-model"))
 
 
+def test_the_readme_names_the_language_models_of_the_record() -> None:
+    """Those that can be trained, each of which the library lists, the texts of composed models among them."""
+    readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
+    names, _, _ = readme.partition("These pass, with")[2].partition("\n\n")[2].partition(" (transformers ")
+    recorded = {name for name, one in record.tested("hf-decoder").items() if not one.problem}
+    assert sorted(names.replace("\n", " ").split(", ")) == sorted(recorded)
+    assert {name for name in recorded if is_causal(name)} <= set(causal_types())
+
+
 def test_a_type_without_a_class_is_no_tower() -> None:
     """The library names a class for it that it hasn't."""
     assert not is_tower(is_known("voxtral_realtime_text"))
