@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tomllib
 from collections.abc import Mapping
 from pathlib import Path
@@ -74,6 +75,22 @@ def test_the_settings_of_a_folder_are_printed_and_mean_it(folders: Path, tmp_pat
     assert tables["modules"]["vision"]["plugin"] == "siglip"
     assert tables["modules"]["vision"]["config"]["patch"] == 2
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("plugin", ["decoder", "hf-decoder"])
+def test_programs_of_a_folder_are_never_run(folders: Path, tmp_path: Path, plugin: str) -> None:
+    """Though its files say that they are the model; nor are they written back."""
+    there, marker = tmp_path / "there", tmp_path / "was-run"
+    shutil.copytree(folders / "llama", there)
+    (there / "modeling.py").write_text(f"open({str(marker)!r}, 'w').close()\n")
+    names = {"AutoConfig": "modeling.Config", "AutoModelForCausalLM": "modeling.Model"}
+    config = json.loads((there / "config.json").read_text())
+    (there / "config.json").write_text(json.dumps({**config, "auto_map": names, "trust_remote_code": True}))
+    checkpoint("import-hf", there, "--plugin", plugin, "--out", tmp_path / "ours")
+    checkpoint("export-hf", tmp_path / "ours", tmp_path / "back")
+    assert not marker.exists()
+    assert not (tmp_path / "back" / "modeling.py").exists()
+    assert same_tensors(there, tmp_path / "back")
 
 
 def test_a_composed_folder_holds_several_modules(folders: Path, tmp_path: Path) -> None:

@@ -1,0 +1,73 @@
+"""The library's own language models in schedules, with layers in pieces and with LoRA, against the plain loop."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterable
+from typing import Any
+
+import pytest
+from oracle import Oracle
+from tables import CHUNKED, EVEN_EPS, SCHEDULES, Table, table
+from test_oracle import Modules, on
+from test_oracle_distributed import Way, distributed
+
+from mimo.hooks import ConfigError
+from mimo.trainer import read_settings, resolve
+from mimo_transformers import shrink
+from mimo_transformers.family import config_of
+
+FAMILIES = ("llama", "gpt_oss", "deepseek_v3", "gemma3_text", "jamba", "qwen3_next", "falcon_h1")
+"""With experts, latent attention, windows, scans and linear attention."""
+SPLITTING = ("zb-h1", "zb-v", "interleaved")
+PIECES = tuple(itertools.product(("none", "full"), ("llama", "deepseek_v3", "jamba")))
+
+
+def some(every: Iterable[Any], ordinary: Collection[Any]) -> list[Any]:
+    """Return parameters, of which all but some are for the soak."""
+    marks = {one: () if one in ordinary else pytest.mark.soak for one in every}
+    return [pytest.param(*(one if isinstance(one, tuple) else (one,)), marks=mark) for one, mark in marks.items()]
+
+
+def settings_of(model_type: str, modules: Modules, **language: Any) -> Table:
+    """Return settings with a small model of a family as the language model."""
+    values = shrink(config_of(model_type, {}), vocab_size=0)
+    del values["vocab_size"]
+    keys = {"plugin": "hf-decoder", "config": {"model_type": model_type, "values": values}, **language}
+    return table({**modules, "language": {**modules["language"], **keys}}, microbatches=4, eps=EVEN_EPS)
+
+
+@pytest.mark.parametrize(
+    ("schedule", "model_type"),
+    some(itertools.product(SPLITTING, FAMILIES), {("zb-v", "gemma3_text"), ("zb-h1", "jamba")}),
+)
+def test_schedules_change_nothing(schedule: str, model_type: str, oracle: Oracle) -> None:
+    """Also where a backward has two parts, and where ranks have two stages each."""
+    chunks = {"chunks": 2} if schedule in CHUNKED else {}
+    settings = settings_of(model_type, {"vision": on(0, 0), "language": on(0, 1, pp=2, **chunks)})
+    assert oracle.check({**settings, "schedule": dict(SCHEDULES[schedule])}) == ""
+
+
+@pytest.mark.parametrize(("recompute", "model_type"), some(PIECES, {("full", "jamba")}))
+def test_layers_in_pieces_change_nothing(recompute: str, model_type: str, oracle: Oracle) -> None:
+    """Whether a backward computes them again or not."""
+    settings = settings_of(model_type, {"vision": on(0, 1), "language": on(0, 1, recompute=recompute)})
+    settings["run"]["micro_batch"] = 6
+    assert oracle.check(distributed(settings, Way("full", overlaps=True))) == ""
+
+
+@pytest.mark.parametrize("model_type", some(("llama", "qwen3_moe"), {"qwen3_moe"}))
+def test_lora_on_tensor_ranks_changes_nothing(model_type: str, oracle: Oracle) -> None:
+    """Beside every linear."""
+    lora = {"rank": 2, "targets": ["*"]}
+    settings = settings_of(model_type, {"vision": on(0, 0), "language": on(0, 1, tp=2)}, lora=lora)
+    assert oracle.check(settings) == ""
+
+
+def test_lora_beside_what_is_no_linear_is_refused() -> None:
+    """By the path of the setting."""
+    lora = {"rank": 2, "targets": ["*norm*"]}
+    settings = settings_of("llama", {"vision": on(0, 0), "language": on(0, 0)}, lora=lora)
+    settings["run"] |= {"name": "refused", "directory": "refused"}
+    with pytest.raises(ConfigError, match=r"^modules\.language\.lora\.targets: expected patterns of the paths of lin"):
+        resolve(read_settings(settings))
