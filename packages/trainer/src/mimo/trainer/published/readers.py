@@ -65,7 +65,8 @@ def check_plugins(plugins: Iterable[str], names: Iterable[str]) -> None:
     known = dict.fromkeys(plugin for name in names for _, specs in _kinds(name) for plugin in specs)
     for plugin in plugins:
         if plugin not in known:
-            raise ConfigError("--plugin", expected=f"one of {', '.join(known)}", got=repr(plugin))
+            expected = f"one of {', '.join(known)}" if known else "none, as none of this kind is installed"
+            raise ConfigError("--plugin", expected=expected, got=repr(plugin))
 
 
 def _kinds(name: str) -> list[tuple[str, Mapping[str, Spec]]]:
