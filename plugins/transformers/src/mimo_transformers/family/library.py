@@ -100,10 +100,10 @@ def _text_class(model_type: str) -> Any:
 
 def causal_types() -> list[str]:
     """Return every model type of which `is_causal`."""
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
     from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    texts = (one for one in CONFIG_MAPPING_NAMES if one.endswith(TEXT))
+    texts = (one for one in CONFIG_MAPPING if one.endswith(TEXT))
     return sorted(filter(is_causal, {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *texts}))
 
 
