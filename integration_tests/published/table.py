@@ -126,7 +126,7 @@ def main() -> None:
         took = time.perf_counter() - begun
         print(f"{plugin} {model_type}: {outcome.problem or 'as the library'} ({took:.1f} s)", flush=True)
     if options.out == RECORD:
-        PAGE.write_text(page_of(record), encoding="utf-8")
+        PAGE.write_text(page_of(read(options.out)), encoding="utf-8")
 
 
 if __name__ == "__main__":
