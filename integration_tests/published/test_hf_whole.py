@@ -136,7 +136,7 @@ def test_plugins_of_each_kind_are_named_at_once(words: tuple[str, ...], tmp_path
 
 
 def test_a_part_is_read_where_another_cannot_be(tmp_path: Path) -> None:
-    """Of a model whose images are prepared otherwise, the language model; the refusal names the option that reads it."""
+    """Of a model whose images are prepared otherwise, the language model; the refusal names the option for it."""
     there = tmp_path / "there"
     write_whole("llava", there)
     file = there / "preprocessor_config.json"
