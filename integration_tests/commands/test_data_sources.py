@@ -171,28 +171,6 @@ def test_a_mixture_of_one_file_read_in_two_ways_has_an_index_for_each(folder: Pa
     assert here("check", *words, cwd=folder).code == 0
 
 
-CAPTIONS = """
-[run]
-name = "captions"
-steps = 8
-global_batch = 4
-[data]
-plugin = "webdataset"
-path = "captions"
-max_tokens = 64
-[modules.vision]
-plugin = "vit"
-ranks = "0"
-config = { width = 16, layers = 1, heads = 2, patch = 8, channels = 3 }
-[modules.language]
-plugin = "decoder"
-ranks = "0"
-config = { hidden = 16, layers = 1, heads = 2, intermediate = 16 }
-[checkpoint]
-interval = 0
-"""
-
-
 def write_captions(folder: Path, broken: int) -> None:
     """Write 16 captions of pictures as a shard and as a table, one with damaged pixels, and settings that read them."""
     pictures = []
@@ -208,7 +186,10 @@ def write_captions(folder: Path, broken: int) -> None:
     write_shards(samples, folder / "captions")
     images = [{"bytes": picture, "path": None} for picture in pictures]
     pq.write_table(pa.table({"text": texts, "image": images}), folder / "t.parquet")
-    (folder / "captions.toml").write_text(CAPTIONS, encoding="utf-8")
+    settings = (
+        SETTINGS.replace('"jsonl"', '"webdataset"').replace("train.jsonl", "captions").replace("steps = 3", "steps = 8")
+    )
+    (folder / "captions.toml").write_text(settings, encoding="utf-8")
 
 
 @pytest.mark.parametrize(

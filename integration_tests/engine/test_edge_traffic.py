@@ -11,6 +11,7 @@ import tomli_w
 from commands import here
 from jobs import CPU, make_job
 from tables import TEACHER, Table, table
+from test_generators import FLOW
 
 from mimo.hooks import EdgeTraffic
 from mimo.testing import Pool
@@ -18,16 +19,7 @@ from mimo.trainer import Trainer
 from mimo.trainer.runtime import expect_traffic
 
 WORDS = ["the", "digit", "is", "zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine"]
-FLOW: Mapping[str, Any] = {
-    "height": 4,
-    "width": 6,
-    "channels": 1,
-    "patch": 2,
-    "hidden": 24,
-    "layers": 2,
-    "heads": 2,
-    "intermediate": 40,
-}
+DRAWN: Mapping[str, Any] = {**FLOW, "intermediate": 40}
 """Config of a generator of pictures."""
 LENS: Mapping[str, Any] = {"patch": 1, "channels": 1, "width": 24, "layers": 2, "heads": 6, "intermediate": 37}
 """Config of an encoder of a generator's own, which reads the same pictures by other patches than ``vision``."""
@@ -78,12 +70,12 @@ LAYOUTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
     "out of a last stage, to stages and tensor ranks": {
         "vision": {"ranks": [2]},
         "language": {"ranks": [0, 1], "pp": 2},
-        "drawer": {"ranks": [1, 2, 3, 4], "fed_by": "language", "pp": 2, "tp": 2, "plugin": "flow", "config": FLOW},
+        "drawer": {"ranks": [1, 2, 3, 4], "fed_by": "language", "pp": 2, "tp": 2, "plugin": "flow", "config": DRAWN},
     },
     "out of tensor ranks, to context ranks that overlap": {
         "vision": {"ranks": [3]},
         "language": {"ranks": [0, 1], "tp": 2},
-        "drawer": {"ranks": [1, 2], "fed_by": "language", "cp": 2, "plugin": "flow", "config": FLOW},
+        "drawer": {"ranks": [1, 2], "fed_by": "language", "cp": 2, "plugin": "flow", "config": DRAWN},
     },
     "an encoder of a generator's own, in stages and slices": {
         "vision": {"ranks": [3]},

@@ -32,7 +32,7 @@ class RenderError(ValueError):
 
 
 class RenderLimitError(RenderError):
-    """A template that takes more than it may, or can't be compiled: it would with any other conversation."""
+    """A template that takes more than it may, or can't be compiled: no other conversation is worth the try."""
 
 
 @attrs.frozen(kw_only=True)

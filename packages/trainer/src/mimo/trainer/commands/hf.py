@@ -64,8 +64,9 @@ def import_hf(
     # Before anything is printed: settings of what can't be read help nobody.
     reads = prepare(parts, {} if job is None else {module.name: module.config for module in job.modules})
     check_whole(parts)
-    if job is None and not plugin and not part and not any(split_word(word)[0] for word in folders):
-        check_nothing_left(reads)
+    if job is None and not plugin and not part:
+        unnamed = {folder for name, folder in map(split_word, folders) if not name}
+        check_nothing_left(read for read in reads if read.part.folder in unnamed)
     table = None if settings is None else whole_settings(parts)
     written = None if table is None else resolve(make_settings(table), purpose="generate")
     if settings is not None and table is not None:

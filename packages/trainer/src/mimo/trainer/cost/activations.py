@@ -9,7 +9,14 @@ import attrs
 from mimo.schedule import ActorPeak, Costs, StageCost, in_flight, peak_activations
 from mimo.topology import StageId
 from mimo.trainer.cost.sample_stats import SampleStats
-from mimo.trainer.cost.step_cost import element_bytes, formula_costs, job_costs, op_costs, op_costs_with_training
+from mimo.trainer.cost.step_cost import (
+    element_bytes,
+    formula_costs,
+    job_costs,
+    op_costs,
+    op_costs_with_training,
+    stage_cost,
+)
 from mimo.trainer.job.job import NUMBER_BYTES, Job
 
 
@@ -20,19 +27,19 @@ def activation_costs(job: Job) -> Costs:
     recomputed bytes are all that a backward takes besides. Rows that are made a step ahead are left out. What a stage
     without backward takes while it runs is by formula in any case.
     """
-    stats = SampleStats.of_largest(job)
+    flying = in_flight(job.plans[-1])
+    largest = SampleStats.of_largest(job, {1, *flying.values()})
+    stats = largest[1]
     if job.settings.schedule.profile:
         costs = job_costs(job)
     else:
-        flying = in_flight(job.plans[-1])
-        by_count = {count: formula_costs(job, SampleStats.of_largest(job, count)) for count in {1, *flying.values()}}
-        stages = {
-            stage: attrs.evolve(
-                _with_working(job, stage, stats, cost), activations=by_count[flying[stage]].stages[stage].activations
-            )
-            for stage, cost in by_count[1].stages.items()
-        }
-        costs = attrs.evolve(by_count[1], stages=stages).trained(job.graph)
+        costs = formula_costs(job, stats)
+        stages = {stage: _with_working(job, stage, stats, cost) for stage, cost in costs.stages.items()}
+        for stage, count in flying.items():
+            if count > 1:
+                saved = stage_cost(job, stage, largest[count]).activations
+                stages[stage] = attrs.evolve(stages[stage], activations=saved)
+        costs = attrs.evolve(costs, stages=stages).trained(job.graph)
     stages = {stage: _without_rows_ahead(job, stage, costs) for stage in job.graph.stages}
     for stage in stages:
         if not job.graph.runs_backward(stage):

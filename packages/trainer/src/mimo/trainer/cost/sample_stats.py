@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 import numpy as np
@@ -93,14 +93,16 @@ class SampleStats:
         return cls.of_layouts(job, layouts)
 
     @classmethod
-    def of_largest(cls, job: Job, microbatches: int = 1) -> SampleStats:
-        """Return statistics of the largest microbatches that a language lane has of these samples one after another."""
+    def of_largest(cls, job: Job, counts: Iterable[int]) -> Mapping[int, SampleStats]:
+        """Return by number statistics of the largest microbatches of a language lane that follow one another."""
         layouts, each = [layout for layout in _layouts(job) if layout is not None], lane_samples(job)
-        count = each * microbatches
-        if len(layouts) <= count:
-            return cls.of(job)
-        parts = (layouts[first : first + count] for first in range(0, len(layouts) - count + 1, each))
-        return cls.of_layouts(job, max(parts, key=lambda own: sum(len(layout.tokens) for layout in own)))
+        every, found = cls.of(job), dict[int, SampleStats]()
+        for count in counts:
+            size = each * count
+            parts = [layouts[first : first + size] for first in range(0, len(layouts) - size + 1, each)]
+            largest = max(parts, key=lambda own: sum(len(layout.tokens) for layout in own), default=[])
+            found[count] = cls.of_layouts(job, largest) if largest else every
+        return found
 
     @classmethod
     def of_layouts(cls, job: Job, layouts: Sequence[SampleLayout]) -> SampleStats:

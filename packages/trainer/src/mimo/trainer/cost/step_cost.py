@@ -59,17 +59,21 @@ def job_costs(job: Job) -> Costs:
 
 def formula_costs(job: Job, stats: SampleStats | None = None) -> Costs:
     """Return what a step takes by formula, of samples like these; None: like the first ones of the first step."""
-    speed = PROCESSOR if job.settings.run.device == "cpu" else ACCELERATOR
-    stats = stats or SampleStats.of(job)
+    speed, stats = _speed(job), stats or SampleStats.of(job)
     return Costs(
-        stages={stage: _stage(job, stage, stats, speed) for stage in job.graph.stages},
+        stages={stage: stage_cost(job, stage, stats) for stage in job.graph.stages},
         message_bytes={edge.name: _message_bytes(job, edge, stats) for edge in job.graph.edges},
         link=Link(speed.latency, speed.bandwidth),
     )
 
 
-def _stage(job: Job, stage: StageId, stats: SampleStats, speed: Speed) -> StageCost:
-    module = job.module(stage.module)
+def _speed(job: Job) -> Speed:
+    return PROCESSOR if job.settings.run.device == "cpu" else ACCELERATOR
+
+
+def stage_cost(job: Job, stage: StageId, stats: SampleStats) -> StageCost:
+    """Return what a microbatch takes in one stage by formula, of samples like these."""
+    speed, module = _speed(job), job.module(stage.module)
     grid = module.grid
     lane = _share(job, module, stats)
     seconds = lane / (grid.cp * grid.tp) / speed.operations
