@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from oracle import Oracle  # what is imported here all tests wait for, those of the house too
 
 
-ORACLE = Path(__file__).parent / "oracle"
+COVERED = [Path(__file__).parent / name for name in ("engine", "graphs", "oracle")]
+"""Folders whose cases share one cover."""
 
 
 def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: object) -> list[pytest.Item] | None:
@@ -26,11 +27,11 @@ def pytest_pycollect_makeitem(collector: pytest.Collector, name: str, obj: objec
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Choose which of the oracle's cases are run every time, before those of the soak are left out."""
-    if oracle := [item for item in items if item.path.parent == ORACLE]:
+    """Choose which of the cases that train are run every time, before those of the soak are left out."""
+    if trained := [item for item in items if item.path.parent in COVERED]:
         from covered import mark_uncovered
 
-        mark_uncovered(oracle)
+        mark_uncovered(trained)
 
 
 @pytest.fixture(scope="session")

@@ -79,6 +79,7 @@ def test_the_tutorials_packed_encoder_keeps_its_promises(folder: Path) -> None:
     assert kept >= {"tensor ranks", "sequence parallel", "context ranks", "stages", "seam", "recompute"}
 
 
+@pytest.mark.soak
 def test_the_tutorials_encoder_with_dropout_drops_the_same_on_three_lanes(folder: Path) -> None:
     """As in one process, what LoRA reads of its linear included, and not what it computes without."""
     (dropping,) = re.findall(r"^## Dropout.*?^```python\n(.*?)^```$", TEXT, re.MULTILINE | re.DOTALL)

@@ -66,6 +66,7 @@ def test_check_shows_what_the_recipe_takes() -> None:
     assert re.search(r"\n4-7 +10,9\d\d\.\d MiB", shown)
 
 
+@pytest.mark.soak
 def test_narrow_twin_trains_stops_and_resumes(pool: Pool, tmp_path: Path) -> None:
     """On its eight processes: from what is saved after step 3, step 4 is done again to the bit."""
     settings = _twin(tmp_path)

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from cases import in_turn
+from cases import Modules, in_turn
 from oracle import MOMENTS
 from resuming import assemble, check_going_on, run_and_save, run_steps
 from tables import RATE, STEPS, Table, alone, table, world_of
-from test_oracle import SP, Modules, on
+from test_oracle import SP, on
 
 from mimo.checkpoint import read_manifest
 from mimo.testing import Pool

@@ -9,6 +9,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+from cases import Modules
 from jobs import make_job
 from oracle import GAP, Outcome, differences, run_layout
 from resuming import check_going_on
@@ -26,7 +27,6 @@ SP: Mapping[str, Any] = {"sequence_parallel": True}
 LORA: Mapping[str, Any] = {"rank": 2, "targets": ["*"], "dropout": 0.1}
 RATES: Mapping[str, Any] = {"hidden_dropout": 0.1, "embedding_dropout": 0.1}
 EXPERTS: Mapping[str, Any] = {"experts": 4, "dense_layers": 1, "shared_intermediate": 11, "balance_loss": 0.05}
-Modules = Mapping[str, Mapping[str, Any]]
 
 
 def on(first: int, last: int, **sizes: Any) -> dict[str, Any]:

@@ -54,6 +54,7 @@ def run_format(rank: int, modules: dict[str, Any], dtype: torch.dtype) -> float:
     return Trainer(job, rank=rank, device=CPU).train(1).loss
 
 
+@pytest.mark.each("dtype")
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
 def test_rows_of_any_number_format_cross_the_boundary(dtype: torch.dtype, pool: Pool) -> None:
     """An encoder that computes in float64 or bfloat16 gives the same loss on ranks of its own as on one."""

@@ -7,10 +7,11 @@ from typing import Any
 
 import attrs
 import pytest
+from cases import Modules
 from jobs import make_job
 from resuming import check_trajectory, evaluation_loss, run_and_evaluate, run_steps
 from tables import world_of
-from test_oracle import SP, Modules, on
+from test_oracle import SP, on
 from test_resume import settings_of
 
 from mimo.hooks import ConfigError

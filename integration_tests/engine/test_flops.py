@@ -80,6 +80,7 @@ def train(rank: int, settings: Table) -> tuple[float, Mapping[str, Flops]]:
     return info.seconds, info.flops
 
 
+@pytest.mark.each("recompute")
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_one_process_does_what_a_hand_counts(recompute: str, pool: Pool) -> None:
     """Backward is two forwards, of patches one; all layers are repeated, and nothing else."""

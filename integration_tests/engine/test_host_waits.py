@@ -102,6 +102,8 @@ LIBRARY: Mapping[str, Callable[[], Table]] = {
     "rows that see each other, tp2": lambda: settings_of("tp2, lanes", "items"),
     "rows behind layers, cp2 pp2": lambda: settings_of("cp2 pp2", "deep grids"),
 }
+ALWAYS = {"an encoder on other ranks", "experts over lanes", "recomputed experts", "what is dropped", "hybrid"}
+ALWAYS |= {"a teacher and a flow on other ranks", "models of transformers that drop", "rows behind layers, cp2 pp2"}
 LAYERS_OF_EXPERTS = {
     "experts": 2,
     "experts over lanes": 2,
@@ -128,7 +130,10 @@ def waits_of_a_step(rank: int, settings: Table) -> Counter[Wait]:
         return waits
 
 
-@pytest.mark.parametrize("case", [*CASES, *LIBRARY])
+@pytest.mark.each("case")
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=() if case in ALWAYS else pytest.mark.soak) for case in (*CASES, *LIBRARY)]
+)
 def test_a_step_waits_once_and_once_for_the_rows_of_experts(case: str, pool: Pool) -> None:
     """On each rank; no operation's shape follows from numbers, and none has tensors of host and device."""
     settings = LIBRARY[case]() if case in LIBRARY else table(**CASES[case], microbatches=MICROBATCHES)

@@ -14,12 +14,12 @@ from unittest.mock import patch
 import attrs
 import pytest
 import tomli_w
-from cases import in_turn
+from cases import Modules, in_turn
 from commands import here
 from house import ROOT
 from jobs import CPU, make_job
 from tables import Table, scheduled, table, world_of
-from test_oracle import SIGMOID, SOFTMAX, SP, Modules, on
+from test_oracle import SIGMOID, SOFTMAX, SP, on
 from torch import Tensor
 from torch.distributed.fsdp._fully_shard._fsdp_param_group import FSDPParamGroup
 from torch.distributed.tensor import DTensor
@@ -182,6 +182,7 @@ def check(settings: Table, pool: Pool, *, slack: float = 0) -> None:
     assert any(held.weights for _, held in found)
 
 
+@pytest.mark.each("layout")
 @pytest.mark.parametrize(("layout", "plugin"), in_turn(LAYOUTS, list(PLUGINS)))
 def test_ranks_hold_what_they_were_said_to(layout: str, plugin: str, pool: Pool) -> None:
     """Parameters, what is gathered of them, gradients and state, of uneven pieces too."""

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from cases import Modules
 from jobs import CPU, make_job
 from tables import Table, table, world_of
 from test_library_resume import vision_of
-from test_oracle import SOFTMAX, SP, Modules, on
+from test_oracle import SOFTMAX, SP, on
 
 from mimo.hooks import MemoryBytes
 from mimo.testing import Pool
@@ -118,6 +119,7 @@ def check(settings: Table, pool: Pool) -> None:
     assert activations > 4 * MOST * max(memory.rank_held or 0 for memory in first.values())
 
 
+@pytest.mark.each("layout")
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_estimates_are_what_ranks_hold(layout: str, pool: Pool) -> None:
     """All of it within a tenth; weights and the optimizer's state to the byte."""
@@ -148,6 +150,7 @@ IMAGES: Mapping[str, tuple[str, Modules]] = {
 """Published models and modules."""
 
 
+@pytest.mark.each("case")
 @pytest.mark.parametrize(
     "case", [pytest.param(one, marks=[pytest.mark.soak] if one == "tiles" else []) for one in IMAGES]
 )

@@ -89,6 +89,7 @@ def reported(layout: str, fault: str) -> tuple[int, dict[str, Any]]:
     return ranks[-1], where
 
 
+@pytest.mark.each("ending")
 @pytest.mark.parametrize(
     ("layout", "optimizer", "fault", "ending"),
     [pytest.param(*case, marks=() if case in ORDINARY else pytest.mark.soak) for case in CASES],

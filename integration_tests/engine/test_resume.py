@@ -8,9 +8,10 @@ from typing import Any
 
 import attrs
 import pytest
+from cases import Modules, features_of
 from resuming import check_going_on, run_and_save, run_steps
 from tables import RATE, Table, table
-from test_oracle import SP, Modules, features_of, on
+from test_oracle import SP, on
 
 from mimo.testing import Pool
 
@@ -100,11 +101,11 @@ class Pair:
 
 PAIRS = (
     Pair("overlapping, tied stages", "overlapping, tied stages", weights="mixed", always=True),
-    Pair("stages in both", "stages in both", "full", "full", always=True),
+    Pair("stages in both", "stages in both", "full", "full"),
     Pair("experts over lanes", "experts over context ranks", always=True),
-    Pair("chunks in a v", "disjoint", "adamw", "optimizer", always=True),
+    Pair("chunks in a v", "disjoint", "adamw", "optimizer"),
     Pair("frozen encoder, disjoint", "frozen encoder, colocated", "optimizer", "hybrid", always=True),
-    Pair("two encoders", "two encoders, disjoint", "hybrid", "adamw", weights="mixed", always=True),
+    Pair("two encoders", "two encoders, disjoint", "hybrid", "adamw", weights="mixed"),
     Pair("disjoint", "disjoint"),
     Pair("colocated stages", "colocated stages"),
     Pair("disjoint, stages of three lanes", "disjoint, stages of three lanes"),
@@ -149,6 +150,7 @@ def settings_of(layout: Mapping[str, Mapping[str, Any]], directory: Path, *, lay
     return found
 
 
+@pytest.mark.each("pair")
 @pytest.mark.parametrize(
     "pair", [pytest.param(pair, id=str(pair), marks=() if pair.always else pytest.mark.soak) for pair in PAIRS]
 )

@@ -50,6 +50,7 @@ def test_other_profiles_are_found_before_the_first_step(pool: Pool) -> None:
     assert "schedule.profile" in refused[0]
 
 
+@pytest.mark.each("which")
 @pytest.mark.parametrize("which", ["plans", "evaluation_plan"])
 def test_other_plans_are_found_before_the_first_step(which: str, pool: Pool) -> None:
     """Every rank names the same two ranks, and what may have been different."""

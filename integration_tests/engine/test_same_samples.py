@@ -186,6 +186,7 @@ def run_short_evaluation(rank: int, length: int) -> None:
         trainer.evaluate(1)
 
 
+@pytest.mark.each("length")
 @pytest.mark.parametrize("length", [HELD_OUT - 1, 24, 0])
 def test_evaluation_counts_samples_first(length: int, pool: Pool) -> None:
     """One less in the last batch, a batch less, none at all: ranks would not do as many batches, or as long ones."""

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 from bounds import BF16_GRADIENTS, BF16_TERMS
+from cases import Modules
 from jobs import CPU, make_job
 from oracle import Oracle, worst
 from tables import Table, alone, table, world_of
-from test_hidden_teachers import SP, Modules, on, teacher
+from test_hidden_teachers import SP, on, teacher
 from test_precision import in_precision
 
 from mimo.testing import Pool

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from cases import Modules
 from jobs import make_job
 from oracle import Oracle
 from tables import SAMPLES, Table, by_tokens, table
-from test_generators import FLOW, OWN, ROLES, SP, Modules, drawer, on
+from test_generators import FLOW, OWN, ROLES, SP, drawer, on
 
 from mimo.trainer.runtime import SampleCosts, StepData, StepSizes, balance_of
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from cases import Modules
 from jobs import CPU, make_job
 from oracle import Oracle, Piece
 from resuming import check_going_on, same_bits
@@ -18,7 +19,6 @@ from mimo.testing import Pool
 from mimo.trainer import Trainer
 
 SP: Mapping[str, Any] = {"sequence_parallel": True}
-Modules = Mapping[str, Mapping[str, Any]]
 ROLES: Mapping[str, Sequence[str]] = {"image": ("input", "output", "both")}
 
 
@@ -61,6 +61,7 @@ FLOWS: dict[str, Modules] = {
 }
 
 
+@pytest.mark.each("reads")
 @pytest.mark.parametrize("reads", ["before", "own"])
 @pytest.mark.parametrize("layout", FLOWS)
 def test_layout_never_changes_a_flow(layout: str, reads: str, oracle: Oracle) -> None:
@@ -73,6 +74,7 @@ def test_layout_never_changes_a_flow(layout: str, reads: str, oracle: Oracle) ->
     assert oracle.check(settings) == ""
 
 
+@pytest.mark.each("schedule")
 @pytest.mark.parametrize("schedule", ["gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v", "ahead"])
 def test_schedules_draw_the_same(schedule: str, oracle: Oracle) -> None:
     """What the last stage makes leaves it for a module behind it, wherever that lies."""
@@ -135,6 +137,7 @@ def test_all_kinds_of_modules_in_one_graph(pictures: str, oracle: Oracle) -> Non
     assert oracle.check(settings) == ""
 
 
+@pytest.mark.each("frozen")
 @pytest.mark.parametrize("frozen", ["language", "drawer", "vision"])
 def test_what_is_frozen_hands_gradients_on(frozen: str, oracle: Oracle) -> None:
     """A frozen generator still teaches what feeds it; a frozen language model that nothing feeds gets no gradient."""
@@ -143,6 +146,7 @@ def test_what_is_frozen_hands_gradients_on(frozen: str, oracle: Oracle) -> None:
     assert oracle.check(table(modules, microbatches=2, roles=ROLES)) == ""
 
 
+@pytest.mark.each("weights")
 @pytest.mark.parametrize("weights", ["zero", "first"])
 def test_items_are_learned_where_no_label_counts(weights: str, oracle: Oracle) -> None:
     """A step without the weight of any label is none without targets."""
@@ -208,6 +212,7 @@ def test_losses_of_generators_are_reported(oracle: Oracle, pool: Pool) -> None:
         assert found == (pytest.approx(step, rel=1e-5), pytest.approx(held_out, rel=1e-5), rows)
 
 
+@pytest.mark.each("pictures")
 @pytest.mark.parametrize("pictures", ["first", "none"])
 def test_losses_without_a_target_are_reported_as_zero(pictures: str, pool: Pool) -> None:
     """On every rank, by a step, and by an evaluation of what has nothing to make; never as what is no number."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from cases import Modules
 from jobs import CPU, make_job
 from oracle import Oracle
 from tables import TEACHER, Table, alone, scheduled, table, world_of
@@ -15,7 +16,6 @@ from mimo.testing import Pool
 from mimo.trainer import Trainer
 
 SP: Mapping[str, Any] = {"sequence_parallel": True}
-Modules = Mapping[str, Mapping[str, Any]]
 WIDE: Mapping[str, Any] = {**TEACHER, "hidden": 24}
 """Config of a teacher as wide as the student."""
 

@@ -51,6 +51,7 @@ def adapted(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Oracle:
     return Oracle(pool, tmp_path_factory.mktemp("truths"), plain=run_plainly, layout=run_adapted)
 
 
+@pytest.mark.each("schedule")
 @pytest.mark.parametrize(
     ("schedule", "way"),
     [

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import Modules
 from jobs import CPU, make_job
 from oracle import Oracle
 from resuming import check_going_on
@@ -18,7 +19,6 @@ from mimo.testing import Pool
 from mimo.trainer import Trainer
 
 SP: Mapping[str, Any] = {"sequence_parallel": True}
-Modules = Mapping[str, Mapping[str, Any]]
 
 
 def on(first: int, last: int, **keys: Any) -> dict[str, Any]:
@@ -105,6 +105,7 @@ def test_teachers_instead_of_labels(oracle: Oracle) -> None:
     check(oracle, table(modules, language={"experts": 4, "dense_layers": 1, "balance_loss": 0.05, "next_tokens": 1}))
 
 
+@pytest.mark.each("schedule")
 @pytest.mark.parametrize("schedule", ["interleaved", "zb-h1", "zb-v", "ahead"])
 def test_schedules_are_taught_the_same(schedule: str, oracle: Oracle) -> None:
     """What a teacher says enters the last stage, wherever that lies and whenever it is its turn."""

@@ -52,6 +52,7 @@ def _write(rank: int, settings: Table, tp: int, batch: int, use_cache: bool) -> 
     return [_plain(answer) for answer in answers]
 
 
+@pytest.mark.each("reads")
 @pytest.mark.parametrize(
     ("reads", "encoders"),
     [("before", ()), ("own", ()), ("own", ("vision",)), ("before", ("vision", "lens"))],

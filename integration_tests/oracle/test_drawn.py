@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from cases import features_of
 from drawing import CLIPS, ENCODERS, draw
 from drawn import BALANCES, assess, describe, generator, refusal
 from oracle import Oracle, Outcome, Piece, differences
 from tables import SAMPLES, SCHEDULES, Table, lanes_of
-from test_oracle import features_of
 from test_oracle_lora import run_adapted, run_plainly
 from torch import Tensor
 from truth import Truth
@@ -21,8 +21,8 @@ from truth import Truth
 from mimo.testing import Pool
 
 COUNT = 40
-RUN = 6
-"""So many are compared with the plain process; `drawn` compares any number."""
+RUN = (4, 5)
+"""These are compared with the plain process, one by tokens and one by samples; `drawn` compares any number."""
 WANTED = {
     *(f"{name} {axis}" for name in (*ENCODERS, "language") for axis in ("pp", "dp", "cp", "tp", "sequence_parallel")),
     *(f"flow {axis}" for axis in ("pp", "dp", "cp", "tp", "sequence_parallel")),
@@ -61,11 +61,12 @@ def test_all_that_layouts_may_have_comes_up(runs: list[Table]) -> None:
     assert WANTED - set().union(*map(features, runs)) == set()
 
 
-@pytest.mark.parametrize("number", range(RUN))
+@pytest.mark.each("number")
+@pytest.mark.parametrize("number", RUN)
 def test_some_of_what_is_drawn_equals_one_process(number: int, pool: Pool, tmp_path: Path) -> None:
     """Whether samples are placed by cost or by count."""
     oracle = Oracle(pool, tmp_path, plain=run_plainly, layout=run_adapted)
-    settings = next(filter(lambda one: refusal(one) is None, (draw(generator(0, at)) for at in count(number, RUN))))
+    settings = next(filter(lambda one: refusal(one) is None, (draw(generator(0, at)) for at in count(number, COUNT))))
     for balance in BALANCES:
         settings, wrong = assess(pool, oracle, {**settings, "data": {**settings["data"], "balance": balance}})
         assert not wrong, f"{describe(settings)}: {wrong}"

@@ -11,11 +11,9 @@ from itertools import product
 from typing import Any
 
 import pytest
-from cases import covering, in_turn
+from cases import Modules, covering, features_of, in_turn
 from oracle import Oracle
 from tables import table
-
-Modules = Mapping[str, Mapping[str, Any]]
 
 
 def on(first: int, last: int, **sizes: Any) -> dict[str, Any]:
@@ -23,18 +21,6 @@ def on(first: int, last: int, **sizes: Any) -> dict[str, Any]:
     ranks = list(range(first, last + 1))
     each = sizes.get("pp", 1) * sizes.get("cp", 1) * sizes.get("tp", 1)
     return {"ranks": ranks, "dp": len(ranks) // each, **sizes}
-
-
-def features_of(modules: Modules) -> set[str]:
-    """Return what can be told of a layout, for pairs to be made of; see `cases.cover`."""
-    axes = ("pp", "dp", "cp", "tp", "ep", "etp", "sequence_parallel")
-    said = {f"{name} {axis}": str(keys.get(axis, 1)) for name, keys in modules.items() for axis in axes}
-    found = {what for what, size in said.items() if size not in ("1", "False")}
-    ranks = {name: set(keys["ranks"]) for name, keys in modules.items()}
-    for encoder in ranks.keys() - {"language"}:
-        shared = ranks[encoder] & ranks["language"]
-        found.add("disjoint" if not shared else "colocated" if len(shared) == len(ranks[encoder]) else "overlapping")
-    return {f"{len(modules)} modules", *found}
 
 
 def varied(layouts: Mapping[str, Modules], *variations: Any) -> list[Any]:
@@ -244,6 +230,7 @@ EMPTY: dict[str, Modules] = {
 }
 
 
+@pytest.mark.each("step")
 @pytest.mark.parametrize(("layout", "step"), in_turn(EMPTY, [("first", 4), ("none", 1), ("first", 1), ("none", 4)]))
 def test_a_lane_microbatch_or_step_without_pictures_is_ordinary(
     layout: str, step: tuple[str, int], oracle: Oracle
@@ -262,6 +249,7 @@ HEADS: dict[str, Mapping[str, Any]] = {
 }
 
 
+@pytest.mark.each("heads")
 @pytest.mark.parametrize(("heads", "split"), in_turn(HEADS, [(3, True), (2, False), (6, False), (2, True)]))
 def test_attention_heads_are_split_in_any_number(heads: str, split: tuple[int, bool], oracle: Oracle) -> None:
     """Fewer key-value heads than tensor ranks, numbers that don't divide, biases: all equal one process."""
@@ -284,6 +272,7 @@ FAMILY_LAYOUTS: dict[str, Modules] = {
 }
 
 
+@pytest.mark.each("family")
 @pytest.mark.parametrize(
     ("layout", "family"),
     covering(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import pytest
-from cases import in_turn
+from cases import Modules, in_turn
 from jobs import make_job
 from oracle import Oracle
 from tables import SAMPLES, Table, table
-from test_oracle import SP, Modules, on
+from test_oracle import SP, on
 
 from mimo.trainer.runtime import SampleCosts, StepData
 
@@ -36,6 +36,7 @@ def settings_of(layout: str, balance: str, pictures: str = "many") -> Table:
     return settings
 
 
+@pytest.mark.each("balance")
 @pytest.mark.parametrize(("layout", "balance"), in_turn(LAYOUTS, ["cost", "count"]))
 def test_where_samples_and_items_lie_changes_nothing(layout: str, balance: str, oracle: Oracle) -> None:
     """Loss, gradients and weights are those of a plain loop, however a step is placed."""

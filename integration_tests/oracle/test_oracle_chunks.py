@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import in_turn
+from cases import Modules, in_turn
 from oracle import Oracle
 from resuming import check_going_on
 from tables import RATE, Table, table
-from test_oracle import Modules, on
+from test_oracle import on
 
 from mimo.testing import Pool
 
@@ -44,6 +44,7 @@ def settings_of(
     return settings
 
 
+@pytest.mark.each("schedule")
 @pytest.mark.parametrize(("layout", "schedule"), in_turn(LAYOUTS, ["1f1b", "1f1b-v"]))
 def test_chunks_change_nothing(layout: str, schedule: str, oracle: Oracle) -> None:
     """Loss, gradients and weights equal one process, be a tied embedding on two ranks or, in a V, twice on one."""

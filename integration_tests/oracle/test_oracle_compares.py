@@ -1,16 +1,20 @@
-"""The oracle itself: a copy that is wrong on one rank alone, or that nobody holds, is told; a truth is read by all."""
+"""The oracle itself: a wrong or missing copy on one rank is named, all read one truth, and a cover shows every pair."""
 
 from __future__ import annotations
 
 import fcntl
+import itertools
 import math
 import multiprocessing
+import random
+from collections.abc import Iterable
 from pathlib import Path
 from typing import cast
 
 import attrs
 import numpy as np
 import torch
+from cases import cover
 from oracle import Oracle, Outcome, Piece, compare
 from oracle import differences as outcome_differences
 from tables import table
@@ -99,3 +103,19 @@ def test_each_term_counts() -> None:
     assert lines_of({"a.loss": [0.3]}) == []
     assert lines_of({"a.loss": [0.31]}) == ["rank 0: first a.loss 0.31, expected 0.3"]
     assert lines_of({}) == ["rank 0: terms [], expected ['a.loss']"]
+
+
+def test_a_cover_shows_each_pair_and_each_choice() -> None:
+    """Of cases that nobody chose, with fewer of them than there are; what is shown elsewhere is not shown again."""
+    source = random.Random(0)
+    cases = {case: set(source.sample("abcdefgh", 3)) for case in range(60)}
+    names = {case: {f"function {case % 4}", f"name {case % 9}"} for case in cases}
+
+    def pairs(chosen: Iterable[int]) -> set[tuple[str, str]]:
+        return {pair for case in chosen for pair in itertools.combinations(sorted(cases[case]), 2)}
+
+    chosen = cover(cases, cost=lambda case: case, once=names.__getitem__)
+    assert pairs(chosen) == pairs(cases)
+    assert {name for case in chosen for name in names[case]} == {name for found in names.values() for name in found}
+    assert len(chosen) < len(cases) / 2
+    assert len(cover(cases, once=names.__getitem__, shown=cases.values())) == 9

@@ -12,11 +12,12 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from cases import Modules
 from devices import BRANCHES, meet_at_first_use, run_as_on_devices
 from older_torch import NAMES, run_without_names
 from oracle import Oracle
 from tables import Table, scheduled, table
-from test_oracle import CLEAR_SEEDS, SP, Modules, on
+from test_oracle import CLEAR_SEEDS, SP, on
 from test_oracle_distributed import CHOSEN, Way, distributed, settings_of
 from test_oracle_schedules import Case
 
@@ -58,6 +59,7 @@ def on_older_torch(pool: Pool, truths: Path) -> Oracle:
     return Oracle(pool, truths, layout=run_without_names)
 
 
+@pytest.mark.each("name")
 @pytest.mark.parametrize("name", FEW)
 def test_branches_of_gpus_change_nothing(name: str, on_devices: Oracle) -> None:
     """Collectives instead of messages, channels of their own, backward in a thread, groups that connect late."""

@@ -11,10 +11,10 @@ from itertools import cycle, product
 from typing import Any, NamedTuple
 
 import pytest
-from cases import cover, covering, in_turn
+from cases import Modules, cover, covering, in_turn
 from oracle import Oracle
 from tables import Table, scheduled, table
-from test_oracle import CLEAR_SEEDS, EMPTY, Modules, on
+from test_oracle import CLEAR_SEEDS, EMPTY, on
 from test_oracle_schedules import EVERY, TABLE, Case
 
 
@@ -84,7 +84,7 @@ MIXED: dict[tuple[Case, Way | None, str], set[str]] = {
 """The table with every schedule, pass size and recomputation, each in one way, with or without weights of tokens."""
 SPREAD = {(case, way): features(case, way) for case in TABLE if spreads(case.modules) for way in WAYS}
 """The table in every way."""
-CHOSEN = cover(MIXED, cost=lambda mixed: mixed[0].cost, once=lambda mixed: f"{mixed[0].group}: {mixed[0].layout}")
+CHOSEN = cover(MIXED, cost=lambda mixed: mixed[0].cost, once=lambda mixed: {f"{mixed[0].group}: {mixed[0].layout}"})
 
 
 def settings_of(case: Case, way: Way | None, weights: str, oracle: Oracle) -> Table:

@@ -10,12 +10,12 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from cases import in_turn
+from cases import Modules, in_turn
 from jobs import CPU, make_job
 from oracle import Oracle
 from resuming import check_going_on, check_trajectory, run_and_evaluate, run_steps, same_bits
 from tables import Table, scheduled, table, world_of
-from test_oracle import SP, Modules, on
+from test_oracle import SP, on
 from test_resume import settings_of
 from torch.distributed.tensor import DTensor
 

@@ -6,10 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from cases import Modules
 from jobs import CPU, make_job
 from oracle import Oracle
 from tables import Table, table
-from test_oracle import Modules, on
+from test_oracle import on
 
 from mimo.trainer.runtime import Microbatch, language_batch
 from mimo_transformers import shrink
@@ -35,6 +36,7 @@ def settings_of(layout: str, model: str, **config: Any) -> Table:
     return table({**LAYOUTS[layout], "language": {**LAYOUTS[layout]["language"], **keys}}, microbatches=2)
 
 
+@pytest.mark.each("model")
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("layout", ["cp2 pp2", pytest.param("tp2, lanes", marks=pytest.mark.soak)])
 def test_layout_never_changes_the_result(layout: str, model: str, oracle: Oracle) -> None:

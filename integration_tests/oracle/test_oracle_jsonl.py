@@ -13,11 +13,12 @@ import numpy as np
 import pytest
 import soundfile
 import synthetic
+from cases import Modules
 from commands import here, mimo, succeed, write_lines
 from oracle import Oracle
 from PIL import Image
 from tables import EVEN_EPS, Table, table
-from test_oracle import SP, Modules, on
+from test_oracle import SP, on
 from test_oracle_audio import CONFIGS as WHISPER
 from test_oracle_mixed import ENCODERS
 from test_oracle_radio import CONFIGS as RADIO

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import in_turn
+from cases import Modules, in_turn
 from jobs import CPU, make_job
 from oracle import Oracle
 from resuming import begin
 from tables import Table, table, world_of
-from test_oracle import SP, Modules, on
+from test_oracle import SP, on
 
 from mimo.hooks import DataError
 from mimo.launch import ProcessInfo
@@ -48,6 +48,7 @@ def loaded(layout: str, how: str) -> Table:
     return settings
 
 
+@pytest.mark.each("how")
 @pytest.mark.parametrize(("layout", "how"), in_turn(LAYOUTS, [*LOADING]))
 def test_loading_beside_the_step_changes_nothing(layout: str, how: str, oracle: Oracle) -> None:
     """Loss, gradients and weights after three steps equal one process that reads by a plain loop."""

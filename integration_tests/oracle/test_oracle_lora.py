@@ -8,11 +8,11 @@ from typing import Any
 from unittest import mock
 
 import pytest
-from cases import in_turn
+from cases import Modules, in_turn
 from jobs import make_job
 from oracle import GAP, Oracle, Outcome, differences, run_layout
 from tables import EVEN_EPS, Table, alone, scheduled, table, world_of
-from test_oracle import SOFTMAX, SP, Modules, on
+from test_oracle import SOFTMAX, SP, on
 from test_oracle_mamba import CONFIG as HYBRID
 from test_oracle_mamba import SEED
 from torch import nn

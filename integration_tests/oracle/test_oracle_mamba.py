@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from cases import in_turn
+from cases import Modules, in_turn
 from oracle import Oracle
 from tables import EVEN_EPS, Table, scheduled, table
-from test_oracle import SP, Modules, on
+from test_oracle import SP, on
 
 CONFIG: dict[str, Any] = {
     "hidden": 24,

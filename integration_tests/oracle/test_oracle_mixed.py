@@ -7,10 +7,10 @@ from itertools import product
 from typing import Any
 
 import pytest
-from cases import in_turn
+from cases import Modules, in_turn
 from oracle import Oracle
 from tables import EVEN_EPS, Table, table
-from test_oracle import SP, Modules, on
+from test_oracle import SP, on
 from test_oracle_audio import CONFIGS as WHISPER
 from test_oracle_mamba import CONFIG as HYBRID
 from test_oracle_radio import CONFIGS as RADIO

@@ -14,12 +14,12 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from cases import in_turn
+from cases import Modules, in_turn
 from jobs import CPU, make_job
 from oracle import Piece, worst
 from resuming import assemble, check_going_on, run_steps, same_bits
 from tables import RATE, STEPS, Table, alone, table, world_of
-from test_oracle import CLEAR_SEEDS, SP, Modules, on
+from test_oracle import CLEAR_SEEDS, SP, on
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, Shard
 

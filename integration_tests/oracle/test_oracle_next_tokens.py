@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import in_turn
+from cases import Modules, in_turn
 from jobs import CPU, make_job
 from oracle import Oracle
 from resuming import check_trajectory, run_and_save, run_steps
 from tables import Table, alone, scheduled, table, world_of
 from test_memory_estimate import PLUGINS
 from test_memory_estimate import check as check_memory
-from test_oracle import SP, Modules, on
+from test_oracle import SP, on
 from test_oracle_mamba import CONFIG as HYBRID
 from test_resume import settings_of as saving
 

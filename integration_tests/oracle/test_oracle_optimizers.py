@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cases import in_turn
+from cases import Modules, in_turn
 from jobs import CPU, make_job
 from oracle import Oracle
 from resuming import check_trajectory, run_and_save, run_steps
 from tables import Table, scheduled, table
-from test_oracle import CLEAR_SEEDS, SP, Modules, on
+from test_oracle import CLEAR_SEEDS, SP, on
 
 from mimo.hooks import StepInfo
 from mimo.testing import Pool
@@ -106,6 +106,7 @@ def test_each_parameter_is_stepped_as_its_settings_say(rules: str, layout: str, 
     assert oracle.check(settings_of(LAYOUTS[layout], rules)) == ""
 
 
+@pytest.mark.each("who")
 @pytest.mark.parametrize(("who", "layout"), in_turn(OWN, list(LAYOUTS)))
 def test_each_thing_may_differ_at_each_level(who: str, layout: str, oracle: Oracle) -> None:
     """Plugin, rate, schedule, decay, betas and clip group; under another plugin, what was written for all stays."""

@@ -7,10 +7,11 @@ from itertools import product
 from typing import Any
 
 import pytest
+from cases import Modules
 from jobs import make_job
 from oracle import Oracle
 from tables import SAMPLES, table
-from test_oracle import SP, Modules, on
+from test_oracle import SP, on
 
 from mimo.schedule import Route
 from mimo.trainer.runtime import RouteCache, StepData

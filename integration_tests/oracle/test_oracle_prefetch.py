@@ -10,12 +10,12 @@ from typing import Any
 
 import attrs
 import pytest
-from cases import in_turn
+from cases import Modules, in_turn
 from jobs import CPU, make_job
 from oracle import Oracle
 from resuming import check_going_on, check_trajectory, run_and_evaluate, run_steps
 from tables import SCHEDULES, Table, scheduled, table, world_of
-from test_oracle import SP, Modules, on
+from test_oracle import SP, on
 from test_same_samples import Longer, Swapped, Unreadable
 
 from mimo.hooks import DataError
@@ -199,6 +199,7 @@ def run_wrong(rank: int, settings: Table, step: int, how: str) -> str:
     return str(raised.value)
 
 
+@pytest.mark.each("how")
 @pytest.mark.parametrize("step", [1, 2, 3])
 @pytest.mark.parametrize(
     ("how", "text"), [("swapped", r"step {step}, edge vision->language: expected the same"), ("unreadable", "line 7")]

@@ -29,6 +29,7 @@ LAYOUTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 }
 
 
+@pytest.mark.each("config")
 @pytest.mark.parametrize(("layout", "config"), in_turn(LAYOUTS, list(CONFIGS)))
 def test_layout_changes_nothing(layout: str, config: str, oracle: Oracle) -> None:
     """Class tokens, positions and projector learn alike wherever rows are cut."""

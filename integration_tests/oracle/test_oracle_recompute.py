@@ -11,10 +11,10 @@ from itertools import product
 from typing import Any
 
 import pytest
-from cases import in_turn
+from cases import Modules, in_turn
 from oracle import Oracle
 from tables import Table, scheduled, table
-from test_oracle import CLEAR_SEEDS, SP, Modules, on
+from test_oracle import CLEAR_SEEDS, SP, on
 
 WAYS = ("selective", "full")
 LAYOUTS: dict[str, Modules] = {

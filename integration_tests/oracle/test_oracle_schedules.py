@@ -11,9 +11,10 @@ from typing import Any
 
 import attrs
 import pytest
+from cases import Modules, features_of
 from oracle import Oracle
 from tables import CHUNKED, EVEN_EPS, SCHEDULES, Table, enough_microbatches, scheduled, table, world_of
-from test_oracle import CLEAR_SEEDS, EXPERTS, FROZEN, LAYOUTS, SLICED, TIED, Modules, features_of
+from test_oracle import CLEAR_SEEDS, EXPERTS, FROZEN, LAYOUTS, SLICED, TIED
 
 GROUPS: Mapping[str, Mapping[str, Modules]] = {
     "plain": LAYOUTS,

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import Modules
 from devices import run_as_on_devices
 from jobs import CPU, make_job
 from oracle import Oracle
@@ -15,7 +16,6 @@ from rerunning import events, with_rerun
 from rerunning import run as run_again
 from resuming import Found, check_going_on, check_trajectory, run_and_evaluate, run_steps
 from tables import SCHEDULES, Table, scheduled, table, world_of
-from test_oracle import Modules
 from test_oracle_distributed import Way, distributed
 from test_oracle_prefetch import LAYOUTS as AHEAD
 from test_oracle_prefetch import run_counted, run_torn

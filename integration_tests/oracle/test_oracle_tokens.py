@@ -6,11 +6,11 @@ from functools import partial
 from typing import Any
 
 import pytest
-from cases import in_turn
+from cases import Modules, in_turn
 from jobs import make_job
 from oracle import Oracle
 from tables import SCHEDULES, Table, by_tokens, table
-from test_oracle import SP, Modules, on
+from test_oracle import SP, on
 
 from mimo.trainer.runtime import StepData, StepSamples
 

@@ -13,11 +13,11 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from cases import in_turn
+from cases import Modules, in_turn
 from jobs import CPU, make_job
 from oracle import Oracle, run_layout
 from tables import EVEN_EPS, RATE, SAMPLES, STEPS, Table, alone, table, world_of
-from test_oracle import SOFTMAX, SP, Modules, on
+from test_oracle import SOFTMAX, SP, on
 from test_oracle_mamba import CONFIG as HYBRID
 from test_oracle_next_tokens import FURTHER
 from truth import weights_by_hand

@@ -13,12 +13,12 @@ import attrs
 import numpy as np
 import pytest
 import torch
-from cases import in_turn
+from cases import Modules, in_turn
 from jobs import CPU, find, make_job
 from oracle import Piece
 from resuming import assemble, begin
 from tables import STEPS, Table, alone, table, world_of
-from test_oracle import SP, Modules, on
+from test_oracle import SP, on
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
@@ -324,6 +324,7 @@ def run_loaded(rank: int, settings: Table, load: str) -> tuple[dict[str, Piece],
     return held(trainer), trainer.optimizer.loss_scale, train(trainer, STEPS + 1, 2 * STEPS)
 
 
+@pytest.mark.each("before", "after")
 @pytest.mark.parametrize(("before", "after"), [("bf16", "fp16"), ("fp16", "fp16"), ("fp16", "bf16"), ("bf16", "fp32")])
 def test_a_checkpoint_is_fp32_and_goes_on_in_another_precision(
     before: str, after: str, saved: Callable[[str], tuple[Path, dict[str, Tensor]]], pool: Pool, tmp_path: Path

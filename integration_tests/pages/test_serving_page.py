@@ -95,6 +95,7 @@ def test_transformers_answers_as_we_do(run: str, program: str, folder: Path, end
     assert printed(program, folder) == ours
 
 
+@pytest.mark.soak
 def test_an_adapter_fits_what_its_run_began_with(folder: Path, ended: dict[str, Ended]) -> None:
     """And makes of it the model that was exported."""
     assert all(one.code == 0 for one in ended.values())

@@ -42,6 +42,7 @@ def test_a_family_goes_in_and_out_to_the_bit(tmp_path: Path, model_type: str) ->
     assert not any(loading.values()), loading
 
 
+@pytest.mark.soak
 def test_a_mixture_is_tuned_beside_an_encoder_and_loads_again(tmp_path: Path) -> None:
     """Tensor and expert ranks learn what one process does; all that was learnt is in the folder, and nothing else."""
     made = published("deepseek_v3", tmp_path / "there")

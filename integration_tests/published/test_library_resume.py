@@ -9,10 +9,11 @@ from typing import Any
 
 import attrs
 import pytest
+from cases import Modules
 from published_images import FOLDERS
 from resuming import check_going_on
 from tables import EVEN_EPS, Table, table
-from test_oracle import Modules, on
+from test_oracle import on
 
 from mimo.testing import Pool
 from mimo_transformers import shrink

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 import torch
+from cases import Modules
 from commands import here
 from jobs import find, make_job
 from published import TOKENS, VOCABULARY, logits_of
 from resuming import check_trajectory, resume_and_save, resume_run, run_and_save, run_steps, same_bits
 from tables import Table, table
-from test_oracle import SP, Modules, on
+from test_oracle import SP, on
 from torch import Tensor
 
 from mimo.checkpoint import latest, load, read_manifest, reshard

@@ -31,7 +31,7 @@ MODELS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "places alone": ("qwen2_vl", "decoder", {}),
     "tiles with text between": ("idefics3", "decoder", {}),
 }
-QUICK = ("rows that see each other", "places, and rows for the first layers", "text between rows")
+QUICK = ("rows that see each other", "text between rows")
 
 
 def prompts_of(job: Job, images: Path) -> list[Prompt]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tomli_w
+from cases import some
 from commands import here, losses, succeed
 from published_images import FOLDERS
 from safetensors.torch import save_file
@@ -43,19 +44,14 @@ OF_CLASSES = {
 """Names of tensors in a folder, and in the library's class, which some versions write."""
 CHOOSING = ".e_score_correction_bias"
 """Ends the names of what chooses experts and has no gradient."""
-QUICK = frozenset({"llava_next", "qwen2_5_vl", "idefics3", "mistral3"})
+QUICK = frozenset({"llava_next", "qwen2_5_vl", "idefics3"})
 """Tiles with rows between them, patches with places, text between rows: what differs most."""
 SOURCES = sorted(Path(mimo_transformers.__file__).parent.rglob("*.py"))
 DRAWN = WHOLE[zlib.crc32(b"".join(file.read_bytes() for file in SOURCES)) % len(WHOLE)]
 """Another one whenever the plugin changes."""
 
 
-def in_soak(every: Iterable[Any], quick: Collection[Any]) -> list[Any]:
-    """Return parameters, of which all but the quick ones are for the soak."""
-    return [pytest.param(one, marks=() if one in quick else pytest.mark.soak) for one in every]
-
-
-@pytest.fixture(scope="module", params=in_soak(WHOLE, QUICK))
+@pytest.fixture(scope="module", params=some(WHOLE, QUICK))
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     """Return one model, imported, and what the library makes of a step with it."""
     return Whole(request.param, tmp_path_factory.mktemp("whole"))
@@ -66,14 +62,14 @@ def test_one_process_computes_what_the_library_computes(whole: Whole, pool: Pool
     assert whole.differences(pool.run(1, tune, whole.settings)) == []
 
 
-@pytest.mark.parametrize("number", in_soak(range(LAYOUTS), {0}))
+@pytest.mark.parametrize("number", some(range(LAYOUTS), {0}))
 def test_drawn_layouts_compute_what_the_library_computes(whole: Whole, pool: Pool, number: int) -> None:
     """Of grids that are drawn by the model's name."""
     words, settings = whole.layouts()[number]
     assert whole.differences(pool.run(world_of_grids(settings), tune, settings)) == [], words
 
 
-@pytest.mark.parametrize("name", in_soak(WHOLE, {"qwen3_vl"}))
+@pytest.mark.parametrize("name", some(WHOLE, {"qwen3_vl"}))
 def test_layers_in_pieces_compute_what_the_library_computes(name: str, pool: Pool, tmp_path: Path) -> None:
     """Two lanes gather each layer when it computes; in one tower parts of the projector compute between its layers."""
     whole = Whole(name, tmp_path)
@@ -87,7 +83,7 @@ def test_a_whole_model_comes_back_to_the_bit(whole: Whole, tmp_path: Path) -> No
     assert whole.export(tmp_path / "back")
 
 
-@pytest.fixture(scope="module", params=in_soak(WHOLE, {DRAWN}))
+@pytest.fixture(scope="module", params=some(WHOLE, {DRAWN}))
 def tuned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     """Return one model, imported."""
     return Whole(request.param, tmp_path_factory.mktemp("tuned"))
@@ -141,6 +137,7 @@ def test_a_tuned_model_is_the_librarys(tuned: Whole) -> None:
     assert changed == {name for name in tensors_of(tuned.there).keys() - tower if not name.endswith(CHOOSING)}
 
 
+@pytest.mark.soak
 def test_lora_changes_what_it_adapts(tuned: Whole) -> None:
     """Beside linears of the language model; all else is as it was."""
     is_ours = tuned.settings["modules"]["language"]["plugin"] == "decoder"

@@ -157,7 +157,13 @@ def _check_layouts(family: str, pp: int, cp: int, tp: int, everything: Sequence[
     assert_layouts(spec, [_images(sizes) for sizes in everything], places, config=config, hidden=HIDDEN)
 
 
-@pytest.mark.parametrize(("pp", "cp", "tp"), [(2, 1, 1), (3, 1, 1), (2, 1, 2), (1, 1, 3), (1, 1, 6)])
+@pytest.mark.parametrize(
+    ("pp", "cp", "tp"),
+    [
+        *((3, 1, 1), (2, 1, 2), (1, 1, 3)),
+        *(pytest.param(*one, marks=pytest.mark.soak) for one in ((2, 1, 1), (1, 1, 6))),
+    ],
+)
 def test_layout_changes_nothing(pp: int, cp: int, tp: int) -> None:
     """Initial weights bitwise, rows and every gradient within law 1.
 
@@ -167,7 +173,13 @@ def test_layout_changes_nothing(pp: int, cp: int, tp: int) -> None:
     _check_layouts("vit", pp, cp, tp, EVERYTHING)
 
 
-@pytest.mark.parametrize(("pp", "cp", "tp"), [(1, 2, 1), (2, 3, 1), (1, 4, 1), (2, 2, 2), (1, 2, 3)])
+@pytest.mark.parametrize(
+    ("pp", "cp", "tp"),
+    [
+        *((2, 3, 1), (2, 2, 2)),
+        *(pytest.param(*one, marks=pytest.mark.soak) for one in ((1, 2, 1), (1, 4, 1), (1, 2, 3))),
+    ],
+)
 def test_context_ranks_change_nothing(pp: int, cp: int, tp: int) -> None:
     """The same over context ranks, and tensor ranks inside of them."""
     _check_layouts("vit", pp, cp, tp, EVERYTHING)

@@ -29,7 +29,7 @@ def small(model_type: str, **settings: Any) -> HfEncoderConfig:
 @pytest.mark.parametrize(
     ("model_type", "settings"),
     [
-        ("siglip_vision_model", {}),
+        pytest.param("siglip_vision_model", {}, marks=pytest.mark.soak),
         ("clip_vision_model", {"feature_layer": -2, "class_tokens": 1}),
         ("dinov2", {"projector": ProjectorConfig(shuffle=2)}),
     ],

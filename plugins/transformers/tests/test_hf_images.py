@@ -35,7 +35,7 @@ def width_of(config: HfImagesConfig) -> int:
     return int(config.library().text_config.hidden_size)
 
 
-@pytest.mark.parametrize("name", ["llava_next", "qwen2_vl"])
+@pytest.mark.parametrize("name", ["llava_next", pytest.param("qwen2_vl", marks=pytest.mark.soak)])
 def test_it_keeps_the_promises_of_an_encoder(name: str) -> None:
     """The conformance kit finds rows, empty batches, initial values and tensor ranks in order."""
     config = config_of(name)

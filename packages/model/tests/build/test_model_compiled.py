@@ -277,6 +277,11 @@ def _run_kernels(_rank: int) -> float:
     return max(float((found[path] - one).norm() / one.norm().clamp_min(1e-3)) for path, one in wanted.items())
 
 
+ALWAYS = ("dense", "experts")
+"""What ends no graph, and what does."""
+EACH = {name: pytest.param(name, marks=() if name in ALWAYS else pytest.mark.soak) for name in CASES}
+
+
 @cache
 def compared(name: str) -> Compared:
     """Return what a process of its own has seen of a case; prints where graphs end."""
@@ -286,14 +291,14 @@ def compared(name: str) -> Compared:
     return found
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", EACH.values())
 def test_ragged_batches_share_graphs_that_end_at_listed_places_alone(name: str) -> None:
     """Twenty batches of other rows and samples take one graph of dense layers; others end at what stays eager."""
     found = compared(name)
     assert (found.graphs, found.breaks) == EXPECTED[name]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", EACH.values())
 def test_compiled_layers_compute_the_same(name: str) -> None:
     """Gradients agree to rounding with what layers compute eagerly, and are the same bits each time."""
     found = compared(name)
@@ -301,7 +306,7 @@ def test_compiled_layers_compute_the_same(name: str) -> None:
     assert found.repeated
 
 
-@pytest.mark.parametrize("name", [name for name in CASES if name != "hybrid"])
+@pytest.mark.parametrize("name", [case for name, case in EACH.items() if name != "hybrid"])
 def test_compiled_layers_save_no_more(name: str) -> None:
     """Whatever recomputation leaves to be saved, a graph doesn't add to it.
 
