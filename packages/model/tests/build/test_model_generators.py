@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 
-from mimo.hooks import ConfigError
-from mimo.model import GeneratorSpec, check_module, noun_of, supported_axes
-from mimo.model.runtime import TensorAxis, build_part
+from mimo.hooks import CheckpointError, ConfigError
+from mimo.model import GeneratorSpec, HfFamily, HfTensor, check_module, hf_families, noun_of, supported_axes
+from mimo.model.runtime import TensorAxis, build_part, read_hf, write_hf
 from mimo.topology import Grid
 
 
@@ -79,6 +79,29 @@ def test_its_defaults_are_those_of_a_placeholder_of_one_row() -> None:
     assert (SPEC.reads(_Config()), SPEC.rows(_Config())) == ("before", 1)
     assert noun_of(SPEC) == "generator"
     assert supported_axes(SPEC) == ()
+
+
+def test_it_reads_and_writes_published_weights_by_a_table() -> None:
+    """As every module does; the plugin's families are those of its spec, none where it has no table."""
+    family = HfFamily(
+        model_type="mean",
+        architecture="MeanModel",
+        settings=lambda _published: {},
+        describe=lambda _config: {},
+        tensors=lambda _config: [
+            HfTensor(ours="out.weight", theirs="head.weight", dims=(1, 0)),
+            HfTensor(ours="out.bias", theirs="head.bias"),
+        ],
+    )
+    spec = attrs.evolve(SPEC, hf=[family])
+    assert (hf_families(SPEC, _Config()), hf_families(spec, _Config())) == ((), (family,))
+    one, other = spec.build(_Config(), 4), spec.build(_Config(), 4)
+    written = write_hf(one, family, _Config())
+    assert {name: tuple(tensor.shape) for name, tensor in written.items()} == {"head.weight": (4, 1), "head.bias": (1,)}
+    assert read_hf(other, family, _Config(), written) == ()
+    assert all(torch.equal(*pair) for pair in zip(one.parameters(), other.parameters(), strict=True))
+    with pytest.raises(CheckpointError, match=r"weights of mean: expected .*, got head\.bias is missing"):
+        read_hf(other, family, _Config(), {"head.weight": written["head.weight"]})
 
 
 @pytest.mark.parametrize(

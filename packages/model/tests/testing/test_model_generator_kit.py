@@ -12,7 +12,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mimo.model import ContextSupport, GeneratorSpec, GeneratorStages, OpCost, Stage, TensorSupport
+from mimo.model import (
+    ContextSupport,
+    GeneratorSpec,
+    GeneratorStages,
+    HfFamily,
+    HfTensor,
+    OpCost,
+    Stage,
+    TensorSupport,
+)
 from mimo.model.runtime import (
     ContextAxis,
     EncoderMlp,
@@ -132,6 +141,30 @@ def _flops(
     return {"all": OpCost(weighted=2.0 * len(sizes) * weights, weights=weights)}
 
 
+PUBLISHED = HfFamily(
+    model_type="guess",
+    architecture="GuessModel",
+    settings=lambda _published: {},
+    describe=lambda _config: {},
+    tensors=lambda _config: [
+        HfTensor(ours="mlp.up.weight", theirs="fc.0.weight", dims=(1, 0)),
+        HfTensor(ours="mlp.up.bias", theirs="fc.0.bias"),
+        HfTensor(ours="mlp.down.weight", theirs="fc.1.weight"),
+        HfTensor(ours="mlp.down.bias", theirs="biases", rows=(0, HIDDEN)),
+        HfTensor(ours="out.bias", theirs="biases", rows=(HIDDEN, HIDDEN + 1)),
+        HfTensor(ours="out.weight", theirs="out.weight"),
+    ],
+)
+
+
+def _of_another(_config: Config) -> list[HfTensor]:
+    return [HfTensor(ours="mlp.gate.weight", theirs="gate")]
+
+
+def _without_rows(config: Config) -> list[HfTensor]:
+    return [entry for entry in PUBLISHED.tensors(config) if entry.ours != "mlp.down.bias"]
+
+
 def spec_of(module: type[Guess] = Guess, **fields: Any) -> GeneratorSpec:
     """Return a spec of a module."""
     spec = GeneratorSpec(
@@ -149,6 +182,7 @@ def spec_of(module: type[Guess] = Guess, **fields: Any) -> GeneratorSpec:
         stages=STAGES,
         recompute={"full": lambda module: [part.forward for part in module.modules() if isinstance(part, EncoderMlp)]},
         flops=_flops,
+        hf=[PUBLISHED],
     )
     return attrs.evolve(spec, **fields)
 
@@ -163,11 +197,12 @@ def test_a_generator_that_keeps_its_promises_breaks_none() -> None:
 def test_a_plain_generator_needs_nothing_more() -> None:
     """Without the optional fields their checks are not looked at, each saying why."""
     none: Mapping[str, Any] = dict.fromkeys(("generate", "save", "tensor", "stages", "context", "flops"))
-    plain = spec_of(Plain, parts={}, recompute={}, **none)
+    plain = spec_of(Plain, parts={}, recompute={}, hf=(), **none)
     verdicts = {verdict.check: verdict for verdict in check_generator(plain, ITEMS, hidden=HIDDEN)}
     assert {name: verdict.skipped for name, verdict in verdicts.items() if verdict.skipped} == {
         "parts": "the spec names no parts",
         "costs": "the spec has no flops",
+        "published weights": "the spec has no tables of published weights",
         "generation": "the spec has no generate and save",
         "tensor ranks": "the spec has no tensor support",
         "sequence parallel": "its tensor support does not split rows",
@@ -273,6 +308,16 @@ FAULTS: Mapping[str, tuple[str, Callable[[], GeneratorSpec], str]] = {
         "costs",
         lambda: spec_of(flops=lambda *_: {"all": OpCost(weighted=1.0)}),
         "it counts 0 weights, the module has 117",
+    ),
+    "a table of another module": (
+        "published weights",
+        lambda: spec_of(hf=[attrs.evolve(PUBLISHED, tensors=_of_another)]),
+        "the table names mlp.gate.weight, which the module lacks",
+    ),
+    "a table that leaves out rows": (
+        "published weights",
+        lambda: spec_of(hf=[attrs.evolve(PUBLISHED, tensors=_without_rows)]),
+        "the table reads rows 6 to 7 of biases, a part of shape .*, after row 0",
     ),
     "made by chance": ("generation", lambda: spec_of(generate=_drifts), "item 0 is another in a second call with"),
     "more than asked for": ("generation", lambda: spec_of(generate=_longer), "of 4 spans it made 5 items"),

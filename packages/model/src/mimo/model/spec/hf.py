@@ -124,7 +124,8 @@ class HfFamily:
             config class. Raises `ConfigError` with the key of ``config.json`` where ours can't do what it says.
         describe: of our config, the ``config.json`` (without ``architectures``, ``model_type`` and the dtype); the
             inverse of ``settings``. Raises `ConfigError` with our setting where the family has no place for it.
-        tensors: of our config, the table; only what of the module the family has, so of an encoder no projector.
+        tensors: of our config, the table; only what of the module the family has, so of an encoder no projector. What
+            of a generator reads rows of the language model may be in it: how wide these are, tensors of a folder say.
         renamed: other prefixes that names can have, by those in the table; the fullest of these is taken where
             several fit, and the first is written. ``({}, {"": "language_model."}, {"model.": "model.text_model."})``.
         ignored: glob patterns of names that nobody needs: a text tower, a pooling head, positions that follow from the

@@ -356,6 +356,9 @@ class GeneratorSpec:
         examples: of a config, raw items of unlike sizes that ``mimo plugins --check`` looks at it with; without it
             those are pictures.
         blank: of a size, a raw item of that size, see `EncoderSpec`.
+        hf: families of published Hugging Face folders that can be read and written, with what reads the language
+            model's rows or without it.
+        hf_any: such families beside these, see `EncoderSpec`.
     """
 
     name: str
@@ -380,6 +383,8 @@ class GeneratorSpec:
     ) = None
     examples: Callable[[Any], Sequence[Any]] | None = None
     blank: Callable[[tuple[int, ...]], Any] | None = None
+    hf: Sequence[HfFamily] = ()
+    hf_any: HfFamilies | None = None
     # No generator is made ahead of its step.
     seam: ClassVar[None] = None
 
@@ -396,9 +401,7 @@ def noun_of(spec: ModuleSpec) -> str:
 
 
 def hf_families(spec: ModuleSpec, config: Any) -> tuple[HfFamily, ...]:
-    """Return the families as which a module with this config might be written; a generator has none."""
-    if isinstance(spec, GeneratorSpec):
-        return ()
+    """Return the families as which a module with this config might be written."""
     own = tuple(spec.hf)
     if spec.hf_any is None:
         return own

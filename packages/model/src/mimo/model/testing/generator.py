@@ -361,6 +361,7 @@ GENERATOR_CHECKS: Mapping[str, Check] = {
     "number types": Check(check_types),
     "parts": Check(check_parts),
     "costs": Check(check_costs),
+    "published weights": Check(modules.check_published),
     "generation": Check(check_made),
     "tensor ranks": Check(check_tensor, _RANKS),
     "sequence parallel": Check(check_sequence, _RANKS),

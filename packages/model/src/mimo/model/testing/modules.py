@@ -6,12 +6,14 @@ from collections.abc import Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mimo.hooks import ConfigError
 from mimo.model.build import check_module, is_frozen
+from mimo.model.build.hf import read_hf, write_hf
 from mimo.model.build.part import Part
-from mimo.model.spec import EncoderSpec, GeneratorSpec, ModuleSpec
+from mimo.model.build.trainable import build_stage
+from mimo.model.spec import EncoderSpec, GeneratorSpec, HfFamily, ModuleSpec, Stage, hf_families
 from mimo.model.testing.built import BuiltParts, Layout
 from mimo.model.testing.checks import BrokenError, SkippedError
 from mimo.model.testing.compare import compare_rows
@@ -30,6 +32,10 @@ class AnySubject(Protocol[BuiltT]):
     @property
     def config(self) -> Any:
         """An instance of its config class."""
+
+    @property
+    def hidden(self) -> int | None:
+        """Width of the rows that it is built for; None for a language model, which has its own."""
 
     def layout(self, **changes: Any) -> Any:
         """Return the layout of the whole module, with fields changed."""
@@ -113,6 +119,42 @@ def check_saved(subject: AnySubject[BuiltT]) -> None:
             for name, buffer in target.buffers.items():
                 buffer.copy_(source.buffers[name])
     compare_rows(subject.rows(other), subject.rows(one).detach(), "rows after loading", "those before")
+
+
+def check_published(subject: AnySubject[BuiltT]) -> None:
+    """Weights that are written as a family publishes them come back as they were, under names of their own."""
+    families = hf_families(subject.spec, subject.config)
+    if not families:
+        raise SkippedError("the spec has no tables of published weights")
+    refused = [str(reason) for family in families if (reason := _check_family(subject, family)) is not None]
+    if len(refused) == len(families):
+        raise SkippedError(f"no family has a place for these settings: {refused[0]}")
+
+
+def _check_family(subject: AnySubject[BuiltT], family: HfFamily) -> ConfigError | None:
+    """Write weights and read them again; return why the family has none such."""
+    try:
+        family.describe(subject.config)
+    except ConfigError as reason:
+        return reason
+    one, other = (build_stage(subject.spec, subject.config, Stage(), subject.hidden) for _ in range(2))
+    _number(one)
+    written = write_hf(one, family, subject.config)
+    if not written:
+        raise BrokenError(f"the table of {family.model_type!r} is empty")
+    left = read_hf(other, family, subject.config, written)
+    values = dict(one.named_parameters())
+    for name, value in other.named_parameters():
+        if name not in left and not torch.equal(value, values[name]):
+            raise BrokenError(f"{name!r} written and read by the table of {family.model_type!r} is another")
+    return None
+
+
+@torch.no_grad()
+def _number(module: nn.Module) -> None:
+    """Give every element a number that no other of its parameter has, where a fresh module's may be equal."""
+    for count, parameter in enumerate(module.parameters()):
+        parameter.copy_(torch.arange(1, parameter.numel() + 1).view(parameter.shape) + count)
 
 
 def check_frozen(subject: AnySubject[BuiltT], parts: Iterable[str]) -> None:

@@ -28,7 +28,7 @@ CHECKS: Mapping[str, Check] = {
     "number types": Check(single_process.check_types),
     "parts": Check(single_process.check_parts),
     "costs": Check(single_process.check_costs),
-    "published weights": Check(single_process.check_published),
+    "published weights": Check(modules.check_published),
     "tensor ranks": Check(multi_process.check_tensor, multi_process.RANKS),
     "sequence parallel": Check(multi_process.check_sequence, multi_process.RANKS),
     "context ranks": Check(multi_process.check_context, multi_process.RANKS),

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from mimo.model.build.hf import write_hf
-from mimo.model.spec import Stage, hf_families
+from mimo.model.spec import Stage
 from mimo.model.testing.checks import BrokenError, SkippedError
 from mimo.model.testing.compare import compare_gradients, compare_rows
 from mimo.model.testing.encoder.subject import ModuleLayout, Subject
@@ -154,17 +153,6 @@ def check_costs(subject: Subject) -> None:
         raise BrokenError(f"it counts {counted:,} weights, the module has {held:,}")
     if not sum(work.forward for work in all_of_it) > sum(work.forward for work in one) > 0:
         raise BrokenError("items beside the first take no arithmetic")
-
-
-def check_published(subject: Subject) -> None:
-    """Each parameter of a family of published weights has one place there, under a name of its own."""
-    families = hf_families(subject.spec, subject.config)
-    if not families:
-        raise SkippedError("the spec has no tables of published weights")
-    for family in families:
-        built = subject.spec.build(subject.config, subject.hidden)
-        if not write_hf(built, family, subject.config):
-            raise BrokenError(f"the table of {family.model_type!r} is empty")
 
 
 @contextmanager

@@ -32,7 +32,7 @@ LANGUAGE_CHECKS: Mapping[str, Check] = {
     "number types": Check(row_checks.check_types),
     "parts": Check(spec_checks.check_parts),
     "costs": Check(spec_checks.check_costs),
-    "published weights": Check(spec_checks.check_published),
+    "published weights": Check(modules.check_published),
     "decode cache": Check(cache_checks.check_cache),
     "stages": Check(layout_checks.check_stages),
     "recompute": Check(layout_checks.check_recompute),

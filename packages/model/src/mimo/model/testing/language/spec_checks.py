@@ -1,16 +1,13 @@
-"""Checks of what a language model's spec says beside the stages that it builds: names, sizes, parts, costs, weights."""
+"""Checks of what a language model's spec says beside the stages that it builds: names, sizes, parts, costs."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
 import torch
-from torch import nn
 
-from mimo.hooks import ConfigError
 from mimo.model.build.create_on import create_on
-from mimo.model.build.hf import read_hf, write_hf
-from mimo.model.spec import HfFamily, OpCost, Stage, hf_families
+from mimo.model.spec import OpCost, Stage
 from mimo.model.testing.checks import BrokenError, SkippedError
 from mimo.model.testing.language.subject import LanguageSubject
 from mimo.model.testing.modules import check_frozen, held_parts
@@ -112,41 +109,6 @@ def check_costs(subject: LanguageSubject) -> None:
         raise BrokenError(
             f"{len(stages)} stages take {_total(each).forward:,.0f} operations, the whole module {many.forward:,.0f}"
         )
-
-
-def check_published(subject: LanguageSubject) -> None:
-    """Weights that are written as a family publishes them come back as they were, under names of their own."""
-    families = hf_families(subject.spec, subject.config)
-    if not families:
-        raise SkippedError("the spec has no tables of published weights")
-    refused = [str(reason) for family in families if (reason := _check_family(subject, family)) is not None]
-    if len(refused) == len(families):
-        raise SkippedError(f"no family has a place for these settings: {refused[0]}")
-
-
-def _check_family(subject: LanguageSubject, family: HfFamily) -> ConfigError | None:
-    """Write weights and read them again; return why the family has none such."""
-    try:
-        family.describe(subject.config)
-    except ConfigError as reason:
-        return reason
-    one, other = (subject.spec.build(subject.config, Stage()) for _ in range(2))
-    _fill(other)
-    written = write_hf(one, family, subject.config)
-    if not written:
-        raise BrokenError(f"the table of {family.model_type!r} is empty")
-    left = read_hf(other, family, subject.config, written)
-    values = dict(one.named_parameters())
-    for name, value in other.named_parameters():
-        if name not in left and not torch.equal(value, values[name]):
-            raise BrokenError(f"{name!r} written and read by the table of {family.model_type!r} is another")
-    return None
-
-
-def _fill(module: nn.Module) -> None:
-    with torch.no_grad():
-        for parameter in module.parameters():
-            parameter.fill_(7)
 
 
 def _stages(subject: LanguageSubject) -> list[Stage]:

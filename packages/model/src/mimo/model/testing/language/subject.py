@@ -178,6 +178,10 @@ class LanguageSubject:
         return self.spec.row_width(self.config)
 
     @property
+    def hidden(self) -> None:
+        """Nothing, as it is built for rows of a width of its own."""
+
+    @property
     def reads_items(self) -> bool:
         """Whether it reads which rows are one item's."""
         return self.spec.reads_items(self.config)
