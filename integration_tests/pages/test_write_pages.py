@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,12 +14,15 @@ import pytest
 from commands import losses, mimo, read_metrics, succeed
 from house import ROOT
 from PIL import Image
+from published import same_tensors
 from written import build, commands_of, files_of
 
 from mimo.checkpoint import read_manifest
 
 LAST = "A source of records"
 """A section with a package of its own, which is followed alone."""
+PUBLISHED = "Published weights"
+"""A section with commands for what it adds."""
 
 
 @attrs.frozen
@@ -55,8 +59,8 @@ class PageFiles:
 def write(tmp_path: Path) -> Callable[..., PageFiles]:
     """Do what a page says up to its commands."""
 
-    def follow(name: str, section: str = "") -> PageFiles:
-        first, _, rest = (ROOT / "docs" / name).read_text(encoding="utf-8").partition(f"\n## {section or LAST}\n")
+    def follow(name: str, section: str = "", *, before: str = LAST) -> PageFiles:
+        first, _, rest = (ROOT / "docs" / name).read_text(encoding="utf-8").partition(f"\n## {section or before}\n")
         page = rest if section else first
         for file, content in files_of(page).items():
             (tmp_path / file).write_text(content, encoding="utf-8")
@@ -89,7 +93,7 @@ def test_the_page_on_optimizers_trains_on_two_lanes_as_on_one(write: Callable[..
 
 def test_the_page_on_generators_draws_on_three_lanes_as_in_one_process(write: Callable[..., PageFiles]) -> None:
     """Its generator learns the same, and makes a picture where the text calls for one."""
-    written, steps = write("write-a-generator.md"), ("run.steps=12", "optimizer.lr=1e-2")
+    written, steps = write("write-a-generator.md", before=PUBLISHED), ("run.steps=12", "optimizer.lr=1e-2")
     printed = written.follow(*steps, checks=False)
     assert re.search(r"mimo\.generators +scribble +scribble +mimo-generator-scribble +0\.1\.0", printed["plugins"])
     assert "drawer.loss" in printed["evaluate runs/scribble"]
@@ -134,6 +138,29 @@ def test_the_section_on_stages_makes_a_generator_of_two(write: Callable[..., Pag
     verdicts = written.mimo(*words)
     assert "NO" not in verdicts
     assert {line.split(":")[0] for line in verdicts.splitlines()} >= {"ok losses", "ok generation", "ok stages"}
+
+
+def test_the_section_on_published_weights_reads_and_writes_them(write: Callable[..., PageFiles]) -> None:
+    """What it adds keeps its promise; what a run has learned goes out, in, and into the next run, to the bit."""
+    written = write("write-a-generator.md")
+    (section,) = re.findall(rf"^## {PUBLISHED}$.*?(?=^## )", written.page, re.MULTILINE | re.DOTALL)
+    (added,) = re.findall(r"^```python\n(.*?)^```$", section, re.MULTILINE | re.DOTALL)
+    source = written.site / "mimo_generator_scribble.py"
+    source.write_text(source.read_text() + added)
+    (check,) = (words for words in commands_of(written.page) if "--check" in words)
+    assert "ok published weights: " in written.mimo(*check)
+    written.mimo("train", "scribble.toml", "run.steps=2")
+    printed = attrs.evolve(written, page=section).follow("run.steps=1", "modules.drawer.frozen=true")
+    assert printed["models scribble"].startswith("scribble: scribble, image generator\n")
+    out, shown, taken, last = (text for words, text in printed.items() if words != "models scribble")
+    assert out.startswith("published: drawer as ScribbleModel, 8 tensors of float32\n")
+    settings = {"plugin": "scribble", "fed_by": "language", "config": {"side": 8, "width": 256}}
+    assert tomllib.loads(shown)["modules"] == {"drawer": settings}
+    assert "drawer: scribble from published for scribble, 8 tensors, float32 there and float32 here" in taken
+    assert "new: weights of language" in last
+    assert "drawer" not in last.partition("new: ")[2].partition("\n")[0]
+    written.mimo("checkpoint", "export-hf", "runs/again", "back", "--module", "drawer")
+    assert same_tensors(written.folder / "published", written.folder / "back")
 
 
 def _drawn(run: Path) -> list[float]:

@@ -38,8 +38,8 @@ def import_hf(
         part: a module of a folder that holds several, vision or language, to be read without the others; may be
             repeated.
         ignore: a key of config.json that drops at random, such as attention_dropout, to be set aside; may be repeated.
-        plugin: what is to read an encoder or the language model; left out, a plugin that names the family comes before
-            one that reads any; may be repeated.
+        plugin: what is to read an encoder, a generator or the language model; left out, a plugin that names the family
+            comes before one that reads any; may be repeated.
     """
     if not folders:
         raise ConfigError("folders", expected="at least one, as DIR or module=DIR", got="none")
@@ -62,7 +62,11 @@ def import_hf(
     from mimo.trainer.resolving.resolve import resolve
 
     # Before anything is printed: settings of what can't be read help nobody.
-    reads = prepare(parts, {} if job is None else {module.name: module.config for module in job.modules})
+    if job is None:
+        reads = prepare(parts, {})
+    else:
+        widths = {module.name: job.row_width(module) for module in job.modules}
+        reads = prepare(parts, {module.name: module.config for module in job.modules}, widths)
     check_whole(parts)
     if job is None and not plugin and not part:
         unnamed = {folder for name, folder in map(split_word, folders) if not name}
@@ -170,11 +174,10 @@ def _parts(
     """Return the modules that the words of the command name.
 
     Raises:
-        ConfigError: a module is named twice, or the settings have none of this name; a folder for which no module is
-            named holds a model that can't be read; or nothing is there to be set aside.
+        ConfigError: a module is named twice, or the settings have none of this name, or its plugin has no table; a
+            folder for which no module is named holds a model that can't be read; or nothing is there to be set aside.
     """
     from mimo.checkpoint import read_published_json
-    from mimo.model import GeneratorSpec
     from mimo.trainer.published.find import find_parts
     from mimo.trainer.published.part import CONFIG_NAME
     from mimo.trainer.published.readers import check_plugins, installed_modules, readers_of, split_word
@@ -185,21 +188,11 @@ def _parts(
     found: dict[str, HfPart] = {}
     check_plugins(plugin, [split_word(word)[0] for word in folders])
     for word in folders:
-        name, folder = split_word(word)
-        if not folder.is_dir():
-            raise ConfigError(
-                repr(word), expected="a folder, or module=folder", got="a file" if folder.exists() else "nothing there"
-            )
-        if name and job is not None and name not in job.settings.modules:
-            raise ConfigError(repr(word), expected=f"a module of {', '.join(job.settings.modules)}", got=repr(name))
+        name, folder = _named(word, job)
         if job is None:
             modules = installed_modules(name, plugin)
         else:
-            modules = [
-                (module.name, module.spec)
-                for module in job.modules
-                if name in {"", module.name} and not isinstance(module.spec, GeneratorSpec)
-            ]
+            modules = [(module.name, module.spec) for module in job.modules if name in {"", module.name}]
         described = read_published_json(folder / CONFIG_NAME)
         parts = find_parts(
             folder,
@@ -226,6 +219,22 @@ def _parts(
             found[one.name] = one
     _check_ignored(ignore, found.values())
     return tuple(found.values())
+
+
+def _named(word: str, job: Job | None) -> tuple[str, Path]:
+    """Return the module that a word of the command names, and its folder; see `_parts`."""
+    from mimo.trainer.published.readers import check_table, split_word
+
+    name, folder = split_word(word)
+    if not folder.is_dir():
+        raise ConfigError(
+            repr(word), expected="a folder, or module=folder", got="a file" if folder.exists() else "nothing there"
+        )
+    if name and job is not None:
+        if name not in job.settings.modules:
+            raise ConfigError(repr(word), expected=f"a module of {', '.join(job.settings.modules)}", got=repr(name))
+        check_table(name, job.module(name).spec)
+    return name, folder
 
 
 def _chosen(parts: tuple[HfPart, ...], wanted: tuple[str, ...]) -> tuple[HfPart, ...]:

@@ -9,6 +9,7 @@ from mimo.hooks import Kind, discover
 from mimo.model import ENCODERS, GENERATORS, LANGUAGE_MODELS
 from mimo.optimizer import OPTIMIZERS
 from mimo.schedule import SCHEDULES
+from mimo.trainer.config.settings import LANGUAGE
 
 S = TypeVar("S")
 
@@ -29,6 +30,13 @@ class Find(Protocol):
 
     def __call__(self, kind: Kind[S], name: str, where: str) -> S:
         """Return the spec."""
+
+
+def module_kind(name: str, *, distil: object, fed_by: object) -> Kind[Any]:
+    """Return the kind of a module's plugin, by its name and what two keys of its table hold, which may be nothing."""
+    if name == LANGUAGE or distil:
+        return LANGUAGE_MODELS
+    return GENERATORS if fed_by else ENCODERS
 
 
 def find_installed(kind: Kind[S], name: str, where: str) -> S:

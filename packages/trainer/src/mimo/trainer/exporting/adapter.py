@@ -13,10 +13,9 @@ from torch import Tensor
 
 from mimo.checkpoint import Stream, write_safetensors
 from mimo.hooks import ConfigError
-from mimo.model import Frozen, HfTensor, LanguageModelSpec, is_frozen, lora_names
+from mimo.model import Frozen, HfTensor, LanguageModelSpec, ModuleSpec, is_frozen, lora_names
 from mimo.trainer.exporting.low_rank import beside_theirs
 from mimo.trainer.exporting.merge import Merged
-from mimo.trainer.published.readers import Spec
 
 ADAPTER_NAME = "adapter_model.safetensors"
 _BEFORE = "base_model.model."  # as PEFT begins all names
@@ -27,7 +26,7 @@ def write_adapter(
     out: Path,
     *,
     module: str,
-    spec: Spec,
+    spec: ModuleSpec,
     table: Sequence[HfTensor],
     linears: Sequence[HfTensor],
     dtype: torch.dtype,

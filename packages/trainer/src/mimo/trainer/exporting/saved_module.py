@@ -8,18 +8,17 @@ from typing import Any
 
 from mimo.checkpoint import Manifest
 from mimo.hooks import CheckpointError, ConfigError
-from mimo.model import ENCODERS, LANGUAGE_MODELS, HfFamily, LanguageModelSpec, hf_families
+from mimo.model import HfFamily, LanguageModelSpec, ModuleSpec, hf_families
 from mimo.trainer.config.names import IMPORTED
-from mimo.trainer.config.plugin_kinds import Find
-from mimo.trainer.config.settings import LANGUAGE
+from mimo.trainer.config.plugin_kinds import Find, module_kind
 from mimo.trainer.config.structure import structure
 from mimo.trainer.published.part import carried
-from mimo.trainer.published.readers import Spec
+from mimo.trainer.published.readers import check_table
 from mimo.trainer.resolving.checkpoint_settings import settings_of
 from mimo.trainer.resolving.resolve import resolve
 
 
-def saved_module(checkpoint: Path, manifest: Manifest, name: str, find: Find) -> tuple[Spec, Any]:
+def saved_module(checkpoint: Path, manifest: Manifest, name: str, find: Find) -> tuple[ModuleSpec, Any]:
     """Return the plugin and settings with which a module was saved."""
     tables = manifest.config.get("modules", {})
     if name not in tables or name not in manifest.topology:
@@ -31,32 +30,25 @@ def saved_module(checkpoint: Path, manifest: Manifest, name: str, find: Find) ->
             fix="Name another one by --module.",
         )
     where, table = f"modules.{name}", tables[name]
-    if table.get("fed_by"):
-        raise ConfigError(
-            "--module",
-            expected="an encoder or a language model, as generators have no published form",
-            got=f"{name!r}, a generator",
-            fix="Name another module.",
-        )
-    spec: Spec
-    if name == LANGUAGE or table.get("distil"):
-        spec = find(LANGUAGE_MODELS, table["plugin"], f"{where}.plugin")
-    else:
-        spec = find(ENCODERS, table["plugin"], f"{where}.plugin")
+    kind = module_kind(name, distil=table.get("distil"), fed_by=table.get("fed_by"))
+    spec: ModuleSpec = find(kind, table["plugin"], f"{where}.plugin")
     config: Any = structure(table["config"], spec.config, f"{where}.config")
     if isinstance(spec, LanguageModelSpec) and not spec.vocabulary(config):  # it is the tokenizer's
         config = resolve(settings_of(checkpoint, (), "generate"), purpose="import", find=find).module(name).config
     return spec, config
 
 
-def family_of(spec: Spec, config: Any, module: str, *, asked: str, known: str) -> tuple[HfFamily, Mapping[str, Any]]:
+def family_of(
+    spec: ModuleSpec, config: Any, module: str, *, asked: str, known: str
+) -> tuple[HfFamily, Mapping[str, Any]]:
     """Return the first family that has a place for all settings, and its ``config.json``."""
+    check_table(module, spec)
     every = hf_families(spec, config)
     families = [family for family in every if asked in {"", family.model_type}]
     if asked and not families:
         raise ConfigError(
             "--model-type",
-            expected=f"one that {spec.name!r} knows: {', '.join(family.model_type for family in every) or 'none'}",
+            expected=f"one that {spec.name!r} knows: {', '.join(family.model_type for family in every)}",
             got=repr(asked),
         )
     refusals = []
@@ -68,9 +60,7 @@ def family_of(spec: Spec, config: Any, module: str, *, asked: str, known: str) -
     raise ConfigError(
         f"modules.{module}.config",
         expected="settings of a published family",
-        got=f"none of {len(refusals)} that can say them:{''.join(f'{chr(10)}  {line}' for line in refusals)}\n"
-        if refusals
-        else f"a module of {spec.name!r}, which knows no family",
+        got=f"none of {len(refusals)} that can say them:{''.join(f'{chr(10)}  {line}' for line in refusals)}\n",
     )
 
 

@@ -10,12 +10,14 @@ from torch import nn
 
 from mimo.checkpoint import PublishedFolder, open_published
 from mimo.hooks import CheckpointError, ConfigError
-from mimo.model import EncoderSpec, HfTensor, Stage, file_shapes, match_names
-from mimo.model.runtime import create_on
+from mimo.model import HfTensor, LanguageModelSpec, ModuleSpec, Stage, file_shapes, match_names
+from mimo.model.runtime import stage_without_storage
 from mimo.trainer.config.structure import structure, unstructure
 from mimo.trainer.published.part import CONFIG_NAME, HfPart
 
 _SHOWN = 8
+_ANY_WIDTH = 1024
+"""Of the rows that a module is built for where nothing says how wide they are."""
 
 
 @attrs.frozen(kw_only=True)
@@ -43,22 +45,25 @@ class Compared:
     differing: Sequence[ConfigError]
 
 
-def compare(part: HfPart, config: Any, hidden: int) -> Compared:
+def compare(part: HfPart, config: Any, hidden: int | None) -> Compared:
     """Return a module of these settings beside its folder.
 
     Args:
         part: which.
         config: that is asked for.
-        hidden: width of the language model's rows, for an encoder whose family doesn't say it.
+        hidden: width of the language model's rows, for a module whose family doesn't say it; None for that of which the
+            folder is, if any of its tensors depends on it.
 
     Raises:
         CheckpointError: the folder can't be read, or has fewer tensors than the settings have layers.
     """
     family, folder = part.reader.family, open_published(part.folder)
     _check_depth(part, config, folder)
-    width = hidden if family.whole is None else family.whole.hidden(config)
-    built, shapes = whole_shapes(part.reader.spec, config, width)
     renamed, table = match_names(family, family.tensors(config), folder.tensors)
+    width = hidden if family.whole is None else family.whole.hidden(config)
+    built, shapes = _whole(part.reader.spec, config, width or _ANY_WIDTH)
+    if width is None and (there := _width_there(part.reader.spec, config, folder, table, shapes)):
+        built, shapes = _whole(part.reader.spec, config, there)
     return Compared(
         part=attrs.evolve(part, config=config),
         folder=folder,
@@ -104,29 +109,46 @@ def shorten(lines: list[str]) -> list[str]:
     return [*lines[:_SHOWN], *more]
 
 
-def whole_shapes(spec: Any, config: Any, hidden: int) -> tuple[nn.Module, dict[str, tuple[int, ...]]]:
+def _whole(spec: ModuleSpec, config: Any, hidden: int) -> tuple[nn.Module, dict[str, tuple[int, ...]]]:
     """Return a whole module, without storage where it can be built so, and the shapes of its parameters by path."""
-    try:
-        with create_on("meta"):
-            built = _build(spec, config, hidden)
-    except (RuntimeError, TypeError):  # some read values back while being built
-        built = _build(spec, config, hidden)
+    built = stage_without_storage(spec, config, Stage(), hidden)
     return built, {path: tuple(parameter.shape) for path, parameter in built.named_parameters()}
 
 
-def _build(spec: Any, config: Any, hidden: int) -> nn.Module:
-    built = spec.build(config, hidden) if isinstance(spec, EncoderSpec) else spec.build(config, Stage())
-    assert isinstance(built, nn.Module)
-    return built
+def _width_there(
+    spec: ModuleSpec,
+    config: Any,
+    folder: PublishedFolder,
+    table: Sequence[HfTensor],
+    shapes: Mapping[str, tuple[int, ...]],
+) -> int:
+    """Return for rows of which width a folder's tensors are; 0 where none depends on it, or it is what was tried.
+
+    Args:
+        spec: the plugin.
+        config: that is asked for.
+        folder: the folder.
+        table: with its names.
+        shapes: of the parameters of a module that was built for rows of `_ANY_WIDTH`, by path.
+    """
+    tried = {name: shape for name, shape in file_shapes(table, shapes).items() if name in folder.tensors}
+    if all(shape == folder.tensors[name].shape for name, shape in tried.items()):
+        return 0
+    wider = file_shapes(table, _whole(spec, config, 2 * _ANY_WIDTH)[1])
+    for name, shape in tried.items():
+        for *sizes, size in zip(shape, wider[name], folder.tensors[name].shape, strict=False):
+            if sizes == [_ANY_WIDTH, 2 * _ANY_WIDTH]:
+                return size
+    return 0
 
 
 def _check_depth(part: HfPart, config: Any, folder: PublishedFolder) -> None:
     """Refuse more layers than the folder has tensors, before a module of as many is built to be compared with it."""
     spec = part.reader.spec
-    if isinstance(spec, EncoderSpec):
-        layers = spec.stages.layers(config) if spec.stages else 0
-    else:
+    if isinstance(spec, LanguageModelSpec):
         layers = spec.layers(config)
+    else:
+        layers = spec.stages.layers(config) if spec.stages else 0
     if layers > len(folder.tensors):
         raise CheckpointError(
             str(part.folder), expected=f"tensors of {layers} layers", got=f"{len(folder.tensors)} tensors in all"

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from mimo.checkpoint import PublishedFolder, Stream, write_checkpoint
 from mimo.hooks import CheckpointError, PluginError
-from mimo.model import HfFamily, HfTensor, LanguageModelSpec
+from mimo.model import GeneratorSpec, HfFamily, HfTensor, LanguageModelSpec
 from mimo.model.runtime import left_over
 from mimo.trainer.config.names import IMPORTED
 from mimo.trainer.config.settings import LANGUAGE
@@ -23,8 +23,6 @@ from mimo.trainer.importing.config_lines import line_of
 from mimo.trainer.published.covered import left_whole
 from mimo.trainer.published.part import CONFIG_NAME, TIED, HfPart
 from mimo.trainer.published.streams import our_streams
-
-_ANY_WIDTH = 1024
 
 
 @attrs.frozen(kw_only=True)
@@ -46,12 +44,15 @@ class FolderRead:
     names: frozenset[str]
 
 
-def prepare(parts: Iterable[HfPart], asked: Mapping[str, Any]) -> tuple[FolderRead, ...]:
+def prepare(
+    parts: Iterable[HfPart], asked: Mapping[str, Any], widths: Mapping[str, int] | None = None
+) -> tuple[FolderRead, ...]:
     """Compare folders with modules, by names, shapes and settings; no weight is read.
 
     Args:
         parts: that are to be imported.
         asked: configs of modules by name, where a file of settings says them; others are as their folder says.
+        widths: of the rows that modules beside the language model are built for, by name, where settings say so.
 
     Raises:
         ConfigError: the settings of a module are not those of its folder; the message lists all differences.
@@ -59,11 +60,8 @@ def prepare(parts: Iterable[HfPart], asked: Mapping[str, Any]) -> tuple[FolderRe
     """
     parts = tuple(parts)
     configs = {part.name: asked.get(part.name, part.config) for part in parts}
-    hidden = _ANY_WIDTH  # of an encoder alone, what a folder holds doesn't depend on it
-    for part in parts:
-        if part.name == LANGUAGE and isinstance(part.reader.spec, LanguageModelSpec):
-            hidden = part.reader.spec.row_width(configs[part.name])
-    compared = [compare(part, configs[part.name], hidden) for part in parts]
+    found = _widths(parts, configs) if widths is None else widths
+    compared = [compare(part, configs[part.name], found.get(part.name)) for part in parts]
     return tuple(_prepare(one, [other for other in compared if other is not one]) for one in compared)
 
 
@@ -86,6 +84,16 @@ def write(reads: Iterable[FolderRead], out: Path, *, config: Mapping[str, Any]) 
         topology={read.part.name: {} for read in reads},
         common={f"{IMPORTED}.{read.part.name}": _about(read) for read in reads},
     )
+
+
+def _widths(parts: Sequence[HfPart], configs: Mapping[str, Any]) -> Mapping[str, int]:
+    """Return the width of the rows that modules are built for, by name; of none without the language model."""
+    for language in parts:
+        spec = language.reader.spec
+        if language.name == LANGUAGE and isinstance(spec, LanguageModelSpec):
+            taken, made = spec.row_width(configs[LANGUAGE]), spec.hidden(configs[LANGUAGE])
+            return {part.name: made if isinstance(part.reader.spec, GeneratorSpec) else taken for part in parts}
+    return {}
 
 
 def _prepare(one: Compared, others: Sequence[Compared]) -> FolderRead:

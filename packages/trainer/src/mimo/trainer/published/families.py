@@ -14,12 +14,21 @@ import attrs
 
 from mimo.checkpoint import read_published_json
 from mimo.hooks import ConfigError, UserError
-from mimo.model import PARALLEL_AXES, EncoderSpec, HfFamily, HfTested, LanguageModelSpec, supported_axes
+from mimo.model import (
+    PARALLEL_AXES,
+    EncoderSpec,
+    HfFamily,
+    HfTested,
+    LanguageModelSpec,
+    ModuleSpec,
+    noun_of,
+    supported_axes,
+)
 from mimo.trainer.config.settings import LANGUAGE
 from mimo.trainer.config.structure import structure
 from mimo.trainer.published.find import find_parts, unread_sections
 from mimo.trainer.published.part import CONFIG_NAME, HfPart
-from mimo.trainer.published.readers import Spec, installed_modules, readers_of
+from mimo.trainer.published.readers import installed_modules, readers_of
 
 _EXPERT_AXES = {"ep", "etp"}
 
@@ -31,7 +40,7 @@ class ReadFamily:
     Args:
         model_type: of its ``config.json``.
         plugin: name of the plugin; empty for a model in a folder that none reads.
-        part: what it becomes: ``language``, or an encoder's modality.
+        part: what it becomes: ``language``, an encoder's modality, or a generator's and that word: ``image generator``.
         first: whether this plugin reads it unless another one is named; a whole model is read by one that reads those.
         named: whether the plugin names it; of what it doesn't, a trial of the family has the last word.
         axes: along which it can be split beside lanes; None where only a trial knows.
@@ -74,7 +83,7 @@ class TriedFamily:
     untried: str = ""
 
 
-def read_families(specs: Iterable[Spec]) -> tuple[ReadFamily, ...]:
+def read_families(specs: Iterable[ModuleSpec]) -> tuple[ReadFamily, ...]:
     """Return the families that plugins read, in order; of several plugins of one, that which comes first is first."""
     found: dict[str, list[ReadFamily]] = {}
     for spec in specs:
@@ -98,7 +107,7 @@ def try_family(model_type: str) -> tuple[TriedFamily, ...]:
     Raises:
         ConfigError: none reads it.
     """
-    specs = {spec.name: spec for _, spec in installed_modules("")}
+    specs = {(spec.name, _part_of(spec)): spec for _, spec in installed_modules("")}
     every = installed_families()
     found = [one for one in every if one.model_type == model_type]
     if not found:
@@ -109,7 +118,7 @@ def try_family(model_type: str) -> tuple[TriedFamily, ...]:
             got=repr(model_type),
             fix=f"Did you mean {near[0]!r}?" if near else "`mimo models` lists them.",
         )
-    return tuple(_tried(one, specs[one.plugin]) for one in found)
+    return tuple(_tried(one, specs[one.plugin, one.part]) for one in found)
 
 
 def try_folder(folder: Path) -> tuple[TriedFamily, ...]:
@@ -131,7 +140,7 @@ def _unread(section: str, kind: str) -> TriedFamily:
     return TriedFamily(read=read, problem="nothing that is installed reads it in this folder")
 
 
-def _families_of(spec: Spec) -> list[ReadFamily]:
+def _families_of(spec: ModuleSpec) -> list[ReadFamily]:
     part, has, found = _part_of(spec), supported_axes(spec), []
     for family in spec.hf:
         without = set() if _has_experts(spec, family) else _EXPERT_AXES
@@ -153,17 +162,17 @@ def _recorded_axes(has: Sequence[str], record: HfTested | None) -> tuple[str, ..
     return () if record.problem else tuple(axis for axis in has if axis not in record.refused)
 
 
-def _family(model_type: str, spec: Spec, part: str, axes: tuple[str, ...] | None, *, named: bool) -> ReadFamily:
+def _family(model_type: str, spec: ModuleSpec, part: str, axes: tuple[str, ...] | None, *, named: bool) -> ReadFamily:
     return ReadFamily(model_type=model_type, plugin=spec.name, part=part, first=False, named=named, axes=axes)
 
 
-def _has_experts(spec: Spec, family: HfFamily) -> bool:
+def _has_experts(spec: ModuleSpec, family: HfFamily) -> bool:
     if not isinstance(spec, LanguageModelSpec) or spec.experts is None:
         return False
     return spec.experts.count(_usual_config(spec, family)) > 0
 
 
-def _usual_config(spec: Spec, family: HfFamily) -> Any:
+def _usual_config(spec: ModuleSpec, family: HfFamily) -> Any:
     """Return the config of a ``config.json`` without keys; the plugin's own defaults where a family needs some."""
     try:
         given = dict(family.settings({}))
@@ -172,7 +181,7 @@ def _usual_config(spec: Spec, family: HfFamily) -> Any:
     return structure(given, spec.config, f"config of {family.model_type}")
 
 
-def _tried(read: ReadFamily, spec: Spec) -> TriedFamily:
+def _tried(read: ReadFamily, spec: ModuleSpec) -> TriedFamily:
     from mimo.model.testing import try_axes
 
     family = next((one for one in spec.hf if one.model_type == read.model_type), None)
@@ -188,7 +197,7 @@ def _tried(read: ReadFamily, spec: Spec) -> TriedFamily:
         return TriedFamily(read=read, problem=f"expected {error.expected}, got {error.got}")
 
 
-def _recorded(read: ReadFamily, spec: Spec) -> TriedFamily:
+def _recorded(read: ReadFamily, spec: ModuleSpec) -> TriedFamily:
     """Return what is recorded of a whole model, whose type alone doesn't say what becomes of an item."""
     untried = f"its type alone doesn't say how an {read.part} is prepared: `mimo models DIR` tries a published folder"
     if read.tested is None:
@@ -211,8 +220,10 @@ def _tried_part(part: HfPart) -> TriedFamily:
         return TriedFamily(read=read, problem=f"expected {error.expected}, got {error.got}")
 
 
-def _part_of(spec: Spec) -> str:
-    return spec.modality if isinstance(spec, EncoderSpec) else LANGUAGE
+def _part_of(spec: ModuleSpec) -> str:
+    if isinstance(spec, LanguageModelSpec):
+        return LANGUAGE
+    return spec.modality if isinstance(spec, EncoderSpec) else f"{spec.modality} {noun_of(spec)}"
 
 
 def axes_in_words(axes: Iterable[str]) -> str:

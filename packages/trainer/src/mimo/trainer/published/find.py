@@ -9,10 +9,10 @@ from typing import Any
 import attrs
 
 from mimo.hooks import ConfigError
-from mimo.model import EncoderSpec
+from mimo.model import EncoderSpec, ModuleSpec
 from mimo.trainer.config.settings import LANGUAGE
 from mimo.trainer.published.part import CONFIG_NAME, HfPart, keys_of, read_part
-from mimo.trainer.published.readers import Reader, Spec
+from mimo.trainer.published.readers import Reader
 
 _VISION = "vision"
 """Name of the module that reads all of a published model but its language model."""
@@ -25,7 +25,7 @@ def find_parts(
     described: Mapping[str, Any],
     readers: Sequence[Reader],
     *,
-    open_to: Sequence[tuple[str, Spec]] = (),
+    open_to: Sequence[tuple[str, ModuleSpec]] = (),
     in_sections: bool = False,
     plugins: Collection[str] = (),
     wanted: Collection[str] = (),
@@ -150,7 +150,7 @@ def _in_whole(part: HfPart, parts: Iterable[HfPart]) -> HfPart:
 
 
 def _find_whole(
-    kinds: Mapping[str, str], readers: Iterable[Reader], open_to: Iterable[tuple[str, Spec]]
+    kinds: Mapping[str, str], readers: Iterable[Reader], open_to: Iterable[tuple[str, ModuleSpec]]
 ) -> dict[str, list[tuple[str, Reader]]] | None:
     """Return the two modules of a folder of a whole model, by an encoder that reads all but the language model.
 
@@ -185,7 +185,7 @@ def _matching(kinds: Mapping[str, str], readers: Iterable[Reader]) -> dict[str, 
 
 
 def _matching_open(
-    kinds: Mapping[str, str], modules: Iterable[tuple[str, Spec]]
+    kinds: Mapping[str, str], modules: Iterable[tuple[str, ModuleSpec]]
 ) -> dict[str, list[tuple[str, Reader]]]:
     """Return the same of plugins that may read more than they name."""
     found: dict[str, list[tuple[str, Reader]]] = {}

@@ -10,7 +10,7 @@ import attrs
 
 from mimo.checkpoint import read_published_json
 from mimo.hooks import ConfigError
-from mimo.model import HfFamily, HfWhole
+from mimo.model import GeneratorSpec, HfFamily, HfWhole
 from mimo.trainer.config.settings import LANGUAGE
 from mimo.trainer.config.structure import structure, unstructure
 from mimo.trainer.published.readers import Reader
@@ -52,8 +52,9 @@ class HfPart:
     def table(self) -> Mapping[str, Any]:
         """The module's settings as a file has them."""
         plain = unstructure(self.config)
+        kind = {"fed_by": LANGUAGE} if isinstance(self.reader.spec, GeneratorSpec) else {}
         ignored = {"ignore": list(self.ignored)} if self.ignored else {}
-        return {"plugin": self.reader.spec.name, **ignored, "config": {key: plain[key] for key in self.given}}
+        return {"plugin": self.reader.spec.name, **kind, **ignored, "config": {key: plain[key] for key in self.given}}
 
 
 def read_part(

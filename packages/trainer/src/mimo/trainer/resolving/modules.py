@@ -7,11 +7,8 @@ from typing import Any
 
 import attrs
 
-from mimo.hooks import ConfigError, Kind
+from mimo.hooks import ConfigError
 from mimo.model import (
-    ENCODERS,
-    GENERATORS,
-    LANGUAGE_MODELS,
     EncoderSpec,
     Frozen,
     LanguageModelSpec,
@@ -26,7 +23,7 @@ from mimo.model import (
 )
 from mimo.topology import Grid
 from mimo.trainer.config.names import BASE, IMPORTED, OPTIMIZER, PROGRESS, RERUN, SETTINGS
-from mimo.trainer.config.plugin_kinds import Find
+from mimo.trainer.config.plugin_kinds import Find, module_kind
 from mimo.trainer.config.setting_paths import naming_settings
 from mimo.trainer.config.settings import LANGUAGE, ModuleSettings, Settings
 from mimo.trainer.config.structure import structure, unstructure
@@ -102,14 +99,12 @@ def _plugin(name: str, table: ModuleSettings, find: Find) -> ModuleSpec:
             got=repr(unstructure(table.distil)),
             fix="Put it into the table of another language model, which is its teacher.",
         )
-    spec: ModuleSpec
-    if name == LANGUAGE or table.distil is not None:
-        spec = find(LANGUAGE_MODELS, table.plugin, f"{where}.plugin")
+    kind = module_kind(name, distil=table.distil, fed_by=table.fed_by)
+    spec: ModuleSpec = find(kind, table.plugin, f"{where}.plugin")
+    if isinstance(spec, LanguageModelSpec):
         _check_language_keys(where, table)
-        return spec
-    kind: Kind[Any] = GENERATORS if table.fed_by else ENCODERS
-    spec = find(kind, table.plugin, f"{where}.plugin")
-    _check_item_keys(where, table, noun_of(spec))
+    else:
+        _check_item_keys(where, table, noun_of(spec))
     return spec
 
 
