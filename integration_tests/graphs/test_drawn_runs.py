@@ -108,13 +108,13 @@ def test_stages_are_refused_where_pictures_are_made(drawn: Path) -> None:
     assert ended.err.startswith("mimo: modules.language: expected pp = 1, as modules.drawer makes items of its rows")
 
 
-def test_a_generator_is_in_no_published_folder(drawn: Path, tmp_path: Path) -> None:
-    """It is refused by its name; the language model beside it is exported as ever."""
+def test_a_generator_without_a_table_is_exported_to_no_folder(drawn: Path, tmp_path: Path) -> None:
+    """It is refused by the path of its plugin; the language model beside it is exported as ever."""
     ended = mimo("checkpoint", "export-hf", drawn, tmp_path / "drawer", "--module", "drawer")
-    assert ended.code == 2
-    assert (
-        "--module: expected an encoder or a language model, as generators have no published form, got 'drawer', a "
-        "generator. Name another module." in ended.err
+    assert ended.refused(
+        "modules.drawer.plugin: expected one with a table of published weights, `hf` of its spec, got generator 'flow', "
+        "which has none. Name another module, or give the plugin a table; `mimo models` lists what can be read and "
+        "written."
     )
     ended = mimo("checkpoint", "export-hf", drawn, tmp_path / "language")
     assert (ended.code, ended.err) == (0, "")

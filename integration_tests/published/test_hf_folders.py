@@ -140,7 +140,8 @@ def test_what_no_family_has_is_refused(trained: Path, tmp_path: Path) -> None:
     assert other.code == 3
     assert "expected a checkpoint with the module 'audio', got one with language, vision. Name another one" in other.err
     assert here("checkpoint", "export-hf", trained, tmp_path / "out", "--module", "vision").refused(
-        "modules.vision.config: expected settings of a published family, got a module of 'vit', which knows no family."
+        "modules.vision.plugin: expected one with a table of published weights, `hf` of its spec, got encoder 'vit', "
+        "which has none."
     )
     assert here("checkpoint", "export-hf", trained, tmp_path / "out", "--model-type", "bert").refused(
         "--model-type: expected one that 'decoder' knows: llama, "

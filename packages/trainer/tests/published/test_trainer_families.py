@@ -11,7 +11,7 @@ from rich.console import Console
 from torch import nn
 
 from mimo.hooks import ConfigError
-from mimo.model import DECODER, HYBRID, EncoderSpec, HfFamilies, HfTested
+from mimo.model import DECODER, HYBRID, EncoderSpec, GeneratorSpec, HfFamilies, HfFamily, HfTested
 from mimo.trainer.commands.tables.models import show_trials
 from mimo.trainer.published.families import axes_in_words, read_families, try_family, try_folder
 
@@ -61,6 +61,28 @@ def test_a_whole_model_comes_beside_its_language_model() -> None:
     assert [(one.part, one.plugin, one.first, one.language) for one in found if one.model_type == "llama"] == [
         ("language", "decoder", True, ""),
         ("image", "pixels", True, "decoder"),
+    ]
+
+
+def test_a_generator_is_listed_beside_an_encoder_of_its_name() -> None:
+    """By what it becomes; it has the axes of its own plugin."""
+    family = HfFamily(
+        model_type="brush", architecture="Brush", settings=dict, describe=lambda _config: {}, tensors=lambda _config: ()
+    )
+    brush = GeneratorSpec(
+        name="pixels",
+        config=dict,
+        measure=lambda _raw: (1,),
+        targets=lambda _config, _size: 1,
+        prepare=lambda _config, _raw: {},
+        build=lambda _config, _hidden: nn.Identity(),
+        hf=[family],
+    )
+    seen = attrs.evolve(PIXELS, hf=[attrs.evolve(family, model_type="lens")])
+    found = read_families([seen, brush])
+    assert [(one.model_type, one.plugin, one.part, one.first, one.axes) for one in found] == [
+        ("brush", "pixels", "image generator", True, ()),
+        ("lens", "pixels", "image", True, ()),
     ]
 
 

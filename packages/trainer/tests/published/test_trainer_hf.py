@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mimo.checkpoint import Stream, write_safetensors
 from mimo.hooks import CheckpointError, ConfigError, PluginError
-from mimo.model import DECODER, DecoderConfig, HfFamily, HfTensor, Stage, file_shapes
+from mimo.model import DECODER, DecoderConfig, GeneratorSpec, HfFamily, HfTensor, ModuleSpec, Stage, file_shapes
 from mimo.model.runtime import write_hf
 from mimo.trainer.commands.hf import _line
 from mimo.trainer.exporting.saved_module import as_imported
@@ -24,7 +24,7 @@ from mimo.trainer.importing.import_report import left_names
 from mimo.trainer.published.covered import left_whole
 from mimo.trainer.published.find import find_parts
 from mimo.trainer.published.part import HfPart
-from mimo.trainer.published.readers import Reader, installed_readers, readers_of, split_word
+from mimo.trainer.published.readers import Reader, check_table, installed_readers, readers_of, split_word
 from mimo.trainer.published.streams import our_streams, their_streams
 
 SHAPES = {"query": (4, 6), "key": (2, 6), "kernel": (5, 3), "up": (2, 3, 4), "patch": (6, 12), "one": (1, 2), "s": ()}
@@ -71,16 +71,109 @@ def whole(stream: Stream) -> Tensor:
 def published(tmp_path: Path) -> HfPart:
     """Return a small decoder that is written as a folder of its first family."""
     config = DecoderConfig(vocabulary=6, hidden=4, heads=2, layers=1, intermediate=4)
-    family = DECODER.hf[0]
-    module: Any = DECODER.build(config, Stage())
-    tensors = write_hf(module, family, config)
+    return written(tmp_path / "f", "language", DECODER, config, DECODER.build(config, Stage()))
+
+
+def written(folder: Path, name: str, spec: ModuleSpec, config: Any, module: nn.Module) -> HfPart:
+    """Return a module that is written as a folder of its first family."""
+    family = spec.hf[0]
     streams = {
         name: Stream(dtype=one.dtype, shape=tuple(one.shape), chunks=functools.partial(one.reshape(-1).split, 2))
-        for name, one in tensors.items()
+        for name, one in write_hf(module, family, config).items()
     }
-    folder = write_safetensors(tmp_path / "f", streams, texts={})
-    reader = Reader(module="language", spec=DECODER, family=family)
+    write_safetensors(folder, streams, texts={})
+    reader = Reader(module=name, spec=spec, family=family)
     return HfPart(folder=folder, section="", reader=reader, config=config, given={})
+
+
+@attrs.frozen(kw_only=True)
+class BrushConfig:
+    """Settings of the generator ``brush``."""
+
+    width: int = 3
+
+
+class Brush(nn.Module):
+    """A generator that is never run."""
+
+    def __init__(self, config: BrushConfig, hidden: int) -> None:
+        super().__init__()
+        self.read = nn.Linear(hidden, config.width)
+        self.write = nn.Linear(config.width, 1)
+
+
+BRUSH = GeneratorSpec(
+    name="brush",
+    config=BrushConfig,
+    measure=lambda _raw: (1,),
+    targets=lambda _config, _size: 1,
+    prepare=lambda _config, _raw: {},
+    build=Brush,
+    hf=[
+        HfFamily(
+            model_type="brush",
+            architecture="BrushModel",
+            settings=lambda published: {"width": published["size"]},
+            describe=lambda config: {"size": config.width},
+            tensors=lambda _config: [
+                HfTensor(ours=f"{part}.{leaf}", theirs=f"{part}_proj.{leaf}")
+                for part in ("read", "write")
+                for leaf in ("weight", "bias")
+            ],
+        )
+    ],
+)
+
+
+@pytest.mark.parametrize("hidden", [5, 1024])
+def test_tensors_of_a_generator_say_how_wide_the_rows_are_that_it_reads(hidden: int, tmp_path: Path) -> None:
+    """Where neither settings of a run nor a language model beside it do; with these another width is refused."""
+    config = BrushConfig()
+    brush = written(tmp_path / "brush", "drawer", BRUSH, config, Brush(config, hidden))
+    (read,) = prepare([brush], {})
+    assert read.streams["read.weight"].shape == (3, hidden)
+    assert (prepare([brush], {}, {"drawer": hidden})[0].fresh, read.fresh) == ((), ())
+    language = published(tmp_path)
+    text = f"read_proj.weight: shape [3, {hidden}] there, [3, 4] here"
+    for parts, widths in (([brush], {"drawer": 4}), ([brush, language], None)):
+        with pytest.raises(CheckpointError) as caught:
+            prepare(parts, {}, widths)
+        assert text in str(caught.value)
+    narrow = written(tmp_path / "narrow", "drawer", BRUSH, config, Brush(config, 4))
+    assert len(prepare([narrow, language], {})) == 2
+
+
+def test_shapes_that_no_width_explains_are_named(tmp_path: Path) -> None:
+    """As those of any module, with the width that the others have."""
+    config = BrushConfig()
+    brush = written(tmp_path / "brush", "drawer", BRUSH, config, Brush(BrushConfig(width=2), 5))
+    with pytest.raises(CheckpointError) as caught:
+        prepare([brush], {})
+    assert "read_proj.weight: shape [2, 5] there, [3, 5] here\n  read_proj.bias: shape [2] there, [3]" in str(
+        caught.value
+    )
+
+
+def test_a_generator_in_a_section_is_a_modules_that_language_feeds() -> None:
+    """The settings that are printed say so; others of a folder's modules have no such key."""
+    described = {"model_type": "x", "width": 64, "parts": 2, "maker": {"model_type": "brush", "size": 7}}
+    parts = find_parts(Path("f"), described, [reader("language", "x"), *readers_of([("drawer", BRUSH)])])
+    assert [part.table for part in parts] == [
+        {"plugin": "decoder", "config": {"hidden": 32}},
+        {"plugin": "brush", "fed_by": "language", "config": {"width": 7}},
+    ]
+
+
+def test_a_plugin_without_a_table_is_refused_by_its_path() -> None:
+    """With what is missing and what to do, whatever its kind."""
+    check_table("drawer", BRUSH)
+    with pytest.raises(ConfigError) as caught:
+        check_table("drawer", attrs.evolve(BRUSH, hf=()))
+    assert str(caught.value) == (
+        "modules.drawer.plugin: expected one with a table of published weights, `hf` of its spec, got generator 'brush', "
+        "which has none. Name another module, or give the plugin a table; `mimo models` lists what can be read and "
+        "written."
+    )
 
 
 def test_streams_follow_the_table_both_ways() -> None:
@@ -181,7 +274,7 @@ def test_settings_that_make_no_sense_are_refused(keys: dict[str, Any], got: str)
 
 
 def test_readers_are_those_of_the_named_module() -> None:
-    """Language models for the language model, encoders for others, under the name of their plugin if they have none."""
+    """Language models for the language model, others beside it, under the name of their plugin if they have none."""
     assert {one.module for one in installed_readers("language")} == {"language"}
     assert all(one.spec is DECODER or one.spec.name != "decoder" for one in installed_readers("language"))
     assert "language" not in {one.module for one in installed_readers("vision")}
