@@ -112,9 +112,9 @@ def test_a_generator_without_a_table_is_exported_to_no_folder(drawn: Path, tmp_p
     """It is refused by the path of its plugin; the language model beside it is exported as ever."""
     ended = mimo("checkpoint", "export-hf", drawn, tmp_path / "drawer", "--module", "drawer")
     assert ended.refused(
-        "modules.drawer.plugin: expected one with a table of published weights, `hf` of its spec, got generator 'flow', "
-        "which has none. Name another module, or give the plugin a table; `mimo models` lists what can be read and "
-        "written."
+        "modules.drawer.plugin: expected one with a table of published weights, `hf` of its spec, got generator "
+        "'flow', which has none. Name another module, or give the plugin a table; `mimo models` lists what can be "
+        "read and written."
     )
     ended = mimo("checkpoint", "export-hf", drawn, tmp_path / "language")
     assert (ended.code, ended.err) == (0, "")

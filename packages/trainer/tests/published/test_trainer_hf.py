@@ -170,9 +170,9 @@ def test_a_plugin_without_a_table_is_refused_by_its_path() -> None:
     with pytest.raises(ConfigError) as caught:
         check_table("drawer", attrs.evolve(BRUSH, hf=()))
     assert str(caught.value) == (
-        "modules.drawer.plugin: expected one with a table of published weights, `hf` of its spec, got generator 'brush', "
-        "which has none. Name another module, or give the plugin a table; `mimo models` lists what can be read and "
-        "written."
+        "modules.drawer.plugin: expected one with a table of published weights, `hf` of its spec, got generator "
+        "'brush', which has none. Name another module, or give the plugin a table; `mimo models` lists what can be "
+        "read and written."
     )
 
 
