@@ -41,9 +41,10 @@ def test_our_language_models_keep_every_promise_with_sizes_made_small(name: str)
 
 
 def test_our_generator_keeps_every_promise() -> None:
-    """Nothing is broken, and nothing is left out."""
+    """Nothing is broken, and nothing is left out but published weights, which it has no table of."""
     sizes = ("height=8", "width=12", "patch=4", "hidden=24", "layers=2", "heads=6", "intermediate=20", "steps=2")
     verdicts = list(check_plugin("flow", sizes))
-    assert [str(verdict) for verdict in verdicts if verdict.broken is not None or verdict.skipped is not None] == []
+    assert [str(verdict) for verdict in verdicts if verdict.broken is not None] == []
+    assert [verdict.check for verdict in verdicts if verdict.skipped is not None] == ["published weights"]
     assert [verdict.check for verdict in verdicts[:3]] == ["defaults", "limits", "measure"]
     assert {"losses", "generation", "tensor ranks", "recompute"} <= {verdict.check for verdict in verdicts}
