@@ -100,12 +100,12 @@ class Pair:
 
 
 PAIRS = (
-    Pair("overlapping, tied stages", "overlapping, tied stages", weights="mixed", always=True),
-    Pair("stages in both", "stages in both", "full", "full"),
+    Pair("overlapping, tied stages", "overlapping, tied stages", weights="mixed"),
+    Pair("stages in both", "stages in both", "full", "full", always=True),
     Pair("experts over lanes", "experts over context ranks", always=True),
     Pair("chunks in a v", "disjoint", "adamw", "optimizer"),
-    Pair("frozen encoder, disjoint", "frozen encoder, colocated", "optimizer", "hybrid", always=True),
-    Pair("two encoders", "two encoders, disjoint", "hybrid", "adamw", weights="mixed"),
+    Pair("frozen encoder, disjoint", "frozen encoder, colocated", "optimizer", "hybrid"),
+    Pair("two encoders", "two encoders, disjoint", "hybrid", "adamw", weights="mixed", always=True),
     Pair("disjoint", "disjoint"),
     Pair("colocated stages", "colocated stages"),
     Pair("disjoint, stages of three lanes", "disjoint, stages of three lanes"),
