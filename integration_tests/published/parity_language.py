@@ -1,10 +1,11 @@
-"""Parity of language models: `hf-decoder` on packed rows beside the library's model on each sample alone."""
+"""Parity of language models: a plugin's on packed rows beside the library's model on each sample alone."""
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,13 @@ import attrs
 import torch
 import transformers
 from bounds import gradient_bound
-from parity import Difference, Kind, difference_of
+from parity import Difference, Kind, Tensors, difference_of
 from torch import Tensor
 from torch.nn import functional
 
-from mimo.model import Stage
+from mimo.model import LanguageModelSpec, Stage
 from mimo.model.runtime import NO_LABEL, LanguageBatch, read_hf, write_hf
-from mimo.model.testing import LanguageLayout, LanguageSubject
+from mimo.model.testing import BuiltLanguage, LanguageLayout, LanguageSubject
 from mimo.testing.comparison import saved
 from mimo.topology import DATA_AXES
 from mimo_transformers import HF_DECODER, HfDecoderConfig, shrink
@@ -42,38 +43,52 @@ def small(model_type: str) -> HfDecoderConfig:
 
 
 @attrs.frozen(kw_only=True, eq=False)
+class Beside:
+    """The library's model, with the values of one that is built here.
+
+    Args:
+        network: the library's.
+        ours: of our gradients by path, the same by names that both have.
+        theirs: returns the library's after a backward, by these names; what they were taken of may be gone then.
+    """
+
+    network: Any
+    ours: Callable[[Tensors], Tensors]
+    theirs: Callable[[], Tensors]
+
+
+@attrs.frozen(kw_only=True, eq=False)
 class Library:
     """What the library's model makes of all samples, one after the other.
 
     Args:
         loss: sum over all labels.
         logits: [T, V] by microbatch.
-        gradients: by parameter.
+        gradients: by name.
     """
 
     loss: float
     logits: Sequence[Tensor]
-    gradients: Mapping[str, Tensor]
+    gradients: Tensors
 
 
-def measure(rank: int, config: HfDecoderConfig, layouts: Sequence[str]) -> dict[str, Difference]:
-    """Return by how much layouts differ from the library; collective over the default group's ranks."""
-    subject = LanguageSubject(spec=HF_DECODER, config=config)
+def measure(
+    spec: LanguageModelSpec,
+    beside: Callable[[BuiltLanguage, Any], Beside],
+    rank: int,
+    config: Any,
+    layouts: Sequence[str],
+) -> dict[str, Difference]:
+    """Return by how much layouts of a plugin differ from the library; collective over the default group's ranks."""
+    subject = LanguageSubject(spec=spec, config=config)
     found = {}
     library: Library | None = None
     for name in layouts:
         layout = LAYOUTS[name]
         built = subject.build(layout)
         parts, axes = built.parts, built.axes
-        network = _network(config)
-        theirs = _tensors(network)
-        published: dict[str, Any] = {}
-        for part in parts:
-            published |= part.module.published(network)  # type: ignore[operator]
-        with torch.no_grad():
-            for path, value in built.values().items():
-                published[path].view(theirs[published[path].name]).copy_(value)
-        library = library or _library(network)  # parameters are stirred by their names, the same in every layout
+        other = beside(built, config)
+        library = library or _library(other)  # parameters are stirred by their names, the same in every layout
         lanes = range(len(LANES)) if len(layout.lanes) == 1 else [axes.lane]
         losses, logits = [], []
         for lane in lanes:
@@ -85,17 +100,37 @@ def measure(rank: int, config: HfDecoderConfig, layouts: Sequence[str]) -> dict[
             losses[-1].backward()
             span = parts[-1].module.logits(hidden.detach())  # type: ignore[operator]
             logits.append(axes.axis.collect(span.detach().T.contiguous(), config.vocabulary).T)
-        gradients: dict[str, Tensor] = {}
-        for path, gradient in built.gradients().items():
-            full = gradients.setdefault(published[path].name, torch.zeros_like(theirs[published[path].name]))
-            piece = published[path].view(full)
-            piece += gradient
         found[name] = difference_of(
             losses=(float(axes.total(torch.stack(losses).sum().detach(), DATA_AXES)), library.loss),
             outputs=(torch.cat(logits), torch.cat([library.logits[lane] for lane in lanes])),
-            gradients=(gradients, library.gradients),
+            gradients=(other.ours(built.gradients()), library.gradients),
         )
     return found
+
+
+def _bridged(built: BuiltLanguage, config: HfDecoderConfig) -> Beside:
+    """Return the library's model of what `hf-decoder` has built; names are those of its parameters."""
+    network = _network(config)
+    theirs = _tensors(network)
+    published: dict[str, Any] = {}
+    for part in built.parts:
+        published |= part.module.published(network)  # type: ignore[operator]
+    with torch.no_grad():
+        for path, value in built.values().items():
+            published[path].view(theirs[published[path].name]).copy_(value)
+
+    def ours(given: Tensors) -> Tensors:
+        gradients: dict[str, Tensor] = {}
+        for path, gradient in given.items():
+            full = gradients.setdefault(published[path].name, torch.zeros_like(theirs[published[path].name]))
+            piece = published[path].view(full)
+            piece += gradient
+        return gradients
+
+    def learnt() -> Tensors:
+        return {name: one.grad for name, one in network.named_parameters() if one.grad is not None}
+
+    return Beside(network=network, ours=ours, theirs=learnt)
 
 
 def _network(config: HfDecoderConfig) -> Any:
@@ -122,22 +157,22 @@ def _batch(lane: int, vocabulary: int, changed: int | None = None) -> LanguageBa
     return LanguageBatch.of(torch.cat(samples), labels, positions, lengths=LANES[lane])
 
 
-def _library(network: Any) -> Library:
+def _library(other: Beside) -> Library:
+    vocabulary = other.network.config.get_text_config().vocab_size
     loss, logits = torch.zeros(()), []
     for lane in range(len(LANES)):
         rows = []
-        for ids in _samples(lane, network.config.vocab_size):
-            rows.append(network(input_ids=ids.unsqueeze(0), use_cache=False).logits[0])
+        for ids in _samples(lane, vocabulary):
+            rows.append(other.network(input_ids=ids.unsqueeze(0), use_cache=False).logits[0])
             loss = loss + functional.cross_entropy(rows[-1][:-1], ids[1:], reduction="sum")
         logits.append(torch.cat(rows).detach())
     loss.backward()
-    gradients = {name: one.grad for name, one in network.named_parameters() if one.grad is not None}
-    return Library(loss=loss.item(), logits=logits, gradients=gradients)
+    return Library(loss=loss.item(), logits=logits, gradients=other.theirs())
 
 
-def leak(config: HfDecoderConfig) -> float:
+def leak(spec: LanguageModelSpec, config: Any) -> float:
     """Return by how much one sample changes the logits of others in a microbatch, over the largest."""
-    stage: Any = HF_DECODER.build(config, Stage())
+    stage: Any = spec.build(config, Stage())
     most = 0.0
     with torch.no_grad():
         logits = [stage.logits(stage(_batch(0, config.vocabulary, changed), {}, None)) for changed in (None, *range(3))]
@@ -172,4 +207,11 @@ def weights(config: HfDecoderConfig) -> int:
     return len(back)
 
 
-LANGUAGE = Kind(spec=HF_DECODER, small=small, measure=measure, leak=leak, weights=weights, gradients=gradient_bound)
+LANGUAGE = Kind(
+    spec=HF_DECODER,
+    small=small,
+    measure=partial(measure, HF_DECODER, _bridged),
+    leak=partial(leak, HF_DECODER),
+    weights=weights,
+    gradients=gradient_bound,
+)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from mimo_transformers.images import KINDS, PARITY
@@ -22,7 +22,7 @@ is run, as some older RADIO folders need.
 _OPENING = """# Published models
 
 Which families of `transformers` train here: `python integration_tests/published/table.py` finds it out and writes this
-page. `mimo models` lists them with the families that other plugins name, `mimo models MODEL_TYPE` tries one now.
+page. `mimo models` lists them, `mimo models MODEL_TYPE` tries one now.
 
 Each family is shrunk from the library's own config by one rule and compared with the library's own class: loss, outputs
 and every gradient of packed samples, where the library has each sample alone. Numbers are relative differences in fp32,
@@ -38,6 +38,14 @@ A published `config.json` may say more than the library's own config does (convo
 tried again before it is built.
 """
 
+_HEADS = "loss | outputs | gradients"
+_OPENING_NAMED = """## Families that other plugins name
+
+By the plugins that come first where a family is theirs, beside {versions}. They write a folder that the
+library loads, and its gradients are read as a folder is. Encoders have a linear projector behind them; `whisper` hears
+the silence behind a clip, as the library does (`silence = "keep"`). `qwen2_vl` and `qwen2_5_vl` are folders of before
+`transformers` 5, which have no section of text. Grids of images are compared in whole models, below.
+"""
 _WHOLE = "hf-images"
 _OPENING_WHOLE = """## Whole models of images and text
 
@@ -63,25 +71,31 @@ are put together in another way, its `images` are prepared as by no kind here, o
 
 def page_of(record: Record) -> str:
     """Return the page of a record."""
-    sections = [_whole(record[plugin]) if plugin == _WHOLE else _section(plugin, record[plugin]) for plugin in record]
+    named = {plugin: families for plugin, families in record.items() if plugin not in {*_TITLES, _WHOLE}}
+    sections = [_named(named), *(_section(plugin, record[plugin]) for plugin in _TITLES), _whole(record[_WHOLE])]
     return "\n".join([_OPENING, *(line for lines in sections for line in lines)])
+
+
+def _named(record: Record) -> Iterator[str]:
+    layouts = _layouts(one for families in record.values() for one in families.values())
+    yield _OPENING_NAMED.format(versions=_versions(one for families in record.values() for one in families.values()))
+    yield f"| `model_type` | plugin | {_HEADS} | {' | '.join(layouts[1:])} | tensors |"
+    yield "|" + "---|" * (len(layouts) + 5)
+    for plugin, families in record.items():
+        yield from (f"| `{name}` | `{plugin}` | {_sizes(one, layouts)} |" for name, one in families.items())
+    yield ""
 
 
 def _section(plugin: str, families: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     trained = {name: one for name, one in families.items() if not one["problem"]}
-    versions = ", ".join(sorted({one["version"] for one in families.values()}))
-    layouts = list(dict.fromkeys(layout for one in trained.values() for layout in one["differences"]))
+    versions, layouts = _versions(families.values()), _layouts(trained.values())
     yield f"## {_TITLES[plugin]}"
     yield ""
     yield f"By `{plugin}`: {len(trained)} of {len(families)} families of {versions}."
     yield ""
-    yield f"| `model_type` | loss | outputs | gradients | {' | '.join(layouts[1:])} | tensors |"
+    yield f"| `model_type` | {_HEADS} | {' | '.join(layouts[1:])} | tensors |"
     yield "|" + "---|" * (len(layouts) + 4)
-    for name, one in trained.items():
-        alone, *others = (one["differences"].get(layout) for layout in layouts)
-        sizes = [f"{alone[key]:.0e}" for key in ("loss", "outputs", "gradients")]
-        cells = [f"{other['gradients']:.0e}" if other else "-" for other in others]
-        yield f"| {' | '.join([f'`{name}`', *sizes, *cells, str(one['tensors'] or one['weights'])])} |"
+    yield from (f"| `{name}` | {_sizes(one, layouts)} |" for name, one in trained.items())
     yield ""
     if plugin in _NOTES:
         yield _NOTES[plugin]
@@ -90,12 +104,27 @@ def _section(plugin: str, families: Mapping[str, Mapping[str, Any]]) -> Iterator
     yield from _refused(families)
 
 
+def _versions(every: Iterable[Mapping[str, Any]]) -> str:
+    return ", ".join(sorted({one["version"] for one in every}))
+
+
+def _layouts(every: Iterable[Mapping[str, Any]]) -> list[str]:
+    return list(dict.fromkeys(layout for one in every for layout in one["differences"]))
+
+
+def _sizes(one: Mapping[str, Any], layouts: Sequence[str]) -> str:
+    """Return the cells of a family behind its name."""
+    alone, *others = (one["differences"].get(layout) for layout in layouts)
+    assert alone is not None
+    sizes = [f"{alone[key]:.0e}" for key in ("loss", "outputs", "gradients")]
+    cells = [f"{other['gradients']:.0e}" if other else "-" for other in others]
+    return " | ".join([*sizes, *cells, str(one["tensors"] or one["weights"])])
+
+
 def _whole(folders: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     trained = {name: one for name, one in folders.items() if not one["problem"]}
-    versions = ", ".join(sorted({one["version"] for one in folders.values()}))
-    yield _OPENING_WHOLE.format(
-        trained=len({one["model_type"] for one in trained.values()}), folders=len(trained), versions=versions
-    )
+    types = {one["model_type"] for one in trained.values()}
+    yield _OPENING_WHOLE.format(trained=len(types), folders=len(trained), versions=_versions(folders.values()))
     heads = ("folder", "`model_type`", "images", "language model", "loss", "logits", "gradients", "in layouts")
     yield f"| {' | '.join([*heads, 'tokens', 'tensors'])} |"
     yield "|" + "---|" * (len(heads) + 2)

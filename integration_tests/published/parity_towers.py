@@ -1,16 +1,18 @@
-"""Parity of vision towers: `hf-encoder` on several images beside the library's tower on each image alone."""
+"""Parity of encoders: a plugin's on several items beside the library's model on each item alone."""
 
 from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import attrs
 import torch
 import transformers
-from parity import Difference, Kind, difference_of
+from parity import Difference, Kind, Tensors, difference_of
 from PIL import Image
 from torch import Tensor
 from torch.nn import functional
@@ -21,8 +23,13 @@ from mimo.testing.comparison import saved
 from mimo_transformers import HF_ENCODER, HfEncoderConfig, shrink
 from mimo_transformers.family import new_tower, quiet
 
-HIDDEN = 8
-LAYOUTS: Mapping[str, ModuleLayout] = {"one process": ModuleLayout(), "tp=2": ModuleLayout(tp=2)}
+HIDDEN, ITEMS = 8, 3
+"""Width of a row that is delivered; how many items are encoded at once."""
+LAYOUTS: Mapping[str, ModuleLayout] = {
+    "one process": ModuleLayout(),
+    "pp=2": ModuleLayout(pp=2),
+    "tp=2": ModuleLayout(tp=2),
+}
 
 
 def small(model_type: str) -> HfEncoderConfig:
@@ -31,39 +38,81 @@ def small(model_type: str) -> HfEncoderConfig:
         return HfEncoderConfig(model_type=model_type, values=shrink(transformers.AutoConfig.for_model(model_type)))
 
 
-def _items(config: HfEncoderConfig, count: int = 3) -> list[dict[str, Tensor]]:
-    generator = torch.Generator().manual_seed(1)
-    shape = (config.channels, config.side, config.side)
-    return [{"pixels": torch.randn(shape, generator=generator)} for _ in range(count)]
+@attrs.frozen(kw_only=True, eq=False)
+class Case:
+    """An encoder with items to encode.
+
+    Args:
+        subject: the encoder.
+        items: four, prepared; the last may stand in the place of the second.
+        sizes: of them.
+    """
+
+    subject: Subject
+    items: Sequence[Mapping[str, Tensor]]
+    sizes: Sequence[tuple[int, ...]]
 
 
-def measure(rank: int, config: HfEncoderConfig, layouts: Sequence[str]) -> dict[str, Difference]:
-    """Return by how much layouts differ from the library; collective over the default group's ranks."""
-    raw = [Image.new("RGB", (8, 8))] * 2
-    subject = Subject(spec=HF_ENCODER, config=config, hidden=HIDDEN, raw=raw)
-    items = _items(config)
-    found = {}
+@attrs.frozen(kw_only=True, eq=False)
+class Rows:
+    """The rows that the library's model makes of items one by one, with the values of an encoder that is built here.
+
+    Args:
+        rows: [T, H] of all items in order.
+        theirs: returns its gradients after a backward, by our paths; what they were taken of may be gone then.
+    """
+
+    rows: Tensor
+    theirs: Callable[[], Tensors]
+
+
+def measure(
+    case: Callable[[Any], Case],
+    beside: Callable[[Case, Tensors], Rows],
+    rank: int,
+    config: Any,
+    layouts: Sequence[str],
+) -> dict[str, Difference]:
+    """Return by how much layouts of a plugin differ from the library; collective over the default group's ranks.
+
+    Args:
+        case: of a config, the encoder with its items.
+        beside: of that and the values of its parameters, what the library makes of the first `ITEMS`.
+        rank: of them.
+        config: of the plugin.
+        layouts: by name.
+    """
+    of, found = case(config), {}
     for name in layouts:
-        built = subject.build(LAYOUTS[name])
-        library = _library(config, built.values())
-        wanted = torch.cat([library([item]) for item in items])
+        built = of.subject.build(LAYOUTS[name])
+        library = beside(of, built.values())
+        wanted = library.rows
         targets = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(2))
         loss = functional.mse_loss(wanted, targets, reduction="sum")
         loss.backward()
-        rows = built.encode(items, [(config.side, config.side)] * len(items))
+        rows = built.encode(of.items[:ITEMS], of.sizes[:ITEMS])
         own = functional.mse_loss(rows, targets, reduction="sum")
         own.backward()
-        theirs = {path: one.grad for path, one in library.named_parameters() if one.grad is not None}
         found[name] = difference_of(
             losses=(own.item(), loss.item()),
             outputs=(rows.detach(), wanted.detach()),
-            gradients=(built.gradients(), theirs),
+            gradients=(built.gradients(), library.theirs()),
         )
     return found
 
 
-def _library(config: HfEncoderConfig, values: Mapping[str, Tensor]) -> Any:
-    """Return an encoder whose tower is the library's own, with these values."""
+def _images(config: HfEncoderConfig) -> Case:
+    """Return an encoder of `hf-encoder` with images of its one size."""
+    generator = torch.Generator().manual_seed(1)
+    size = (config.side, config.side)
+    items = [{"pixels": torch.randn((config.channels, *size), generator=generator)} for _ in range(ITEMS + 1)]
+    subject = Subject(spec=HF_ENCODER, config=config, hidden=HIDDEN, raw=[Image.new("RGB", (8, 8))] * 2)
+    return Case(subject=subject, items=items, sizes=[size] * len(items))
+
+
+def _bridged(case: Case, values: Tensors) -> Rows:
+    """Return what an encoder makes of items whose tower is the library's own, with these values."""
+    config = case.subject.config
     encoder: Any = HF_ENCODER.build(config, HIDDEN)
     with quiet():
         encoder.encoder = new_tower(config.library()).float().eval()  # which drops nothing
@@ -71,15 +120,23 @@ def _library(config: HfEncoderConfig, values: Mapping[str, Tensor]) -> Any:
     with torch.no_grad():
         for path, value in values.items():
             held[path].copy_(value)
-    return encoder
+
+    def learnt() -> Tensors:
+        return {path: one.grad for path, one in encoder.named_parameters() if one.grad is not None}
+
+    return Rows(rows=torch.cat([encoder([item]) for item in case.items[:ITEMS]]), theirs=learnt)
 
 
-def leak(config: HfEncoderConfig) -> float:
-    """Return by how much one image changes the rows of others in a microbatch, over the largest."""
-    encoder: Any = HF_ENCODER.build(config, HIDDEN)
-    items = _items(config, 4)
+def leak(case: Callable[[Any], Case], config: Any) -> float:
+    """Return by how much one item changes the rows of others in a microbatch, over the largest."""
+    of = case(config)
+    built = of.subject.build()
+    counts = [of.subject.spec.rows(config, size) for size in of.sizes[:ITEMS]]
     with torch.no_grad():
-        one, other = encoder(items[:3]).chunk(3), encoder([items[0], items[3], items[2]]).chunk(3)
+        one, other = (
+            built.encode([of.items[place] for place in places], [of.sizes[place] for place in places]).split(counts)
+            for places in ((0, 1, 2), (0, 3, 2))
+        )
     assert not torch.equal(one[1], other[1]), "what is changed changes nothing"
     return max(float((one[place] - other[place]).abs().max() / one[place].abs().max()) for place in (0, 2))
 
@@ -109,4 +166,10 @@ def weights(config: HfEncoderConfig) -> int:
     return len(back)
 
 
-TOWERS = Kind(spec=HF_ENCODER, small=small, measure=measure, leak=leak, weights=weights)
+TOWERS = Kind(
+    spec=HF_ENCODER,
+    small=small,
+    measure=partial(measure, _images, _bridged),
+    leak=partial(leak, _images),
+    weights=weights,
+)

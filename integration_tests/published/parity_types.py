@@ -13,10 +13,11 @@ from transformers.models.auto import image_processing_auto
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
 
 from mimo.hooks import UserError
+from mimo.model import read_hf_tested
 from mimo_transformers.family import config_of, image_half, is_causal, is_image_text, quiet
 from mimo_transformers.image_files import processing_of
 from mimo_transformers.image_files.defaults import OTHERS, PLAIN
-from mimo_transformers.weights.tested import tested
+from mimo_transformers.weights import RECORD
 
 _PIL, _TORCHVISION = "pil", "torchvision"
 _OURS = frozenset({"qwen2_vl_text", "qwen2_5_vl_text", "qwen3_vl_text"})
@@ -46,7 +47,7 @@ def _of_language(config: Any) -> str:
         return ""
     if not is_causal(text):
         return f"language model: the library has no class of {text} alone that predicts the next token"
-    record = tested("hf-decoder").get(text)
+    record = read_hf_tested(RECORD, "hf-decoder").get(text)
     return f"language model: {record.problem}" if record is not None and record.problem else ""
 
 

@@ -23,15 +23,13 @@ from parity_page import page_of
 from parity_types import obstacle
 from parity_whole import compare_greedy, worst_copies
 from small_models import known
-from table import KINDS, PAGE, chosen, families, main, plain, read, write
+from table import KINDS, NAMED, PAGE, RECORDS, chosen, families, main, plain, read, write
 from whole_jobs import LAYOUTS
 from whole_models import write_whole
 
-from mimo_transformers.weights.tested import RECORD
-
 SOURCES = ROOT / "plugins" / "transformers" / "src"
-DRAWN = {"hf-decoder": 4, "hf-encoder": 2, "hf-images": 1}
-MODULES = ("hf-decoder", "hf-encoder")
+DRAWN = {"hf-decoder": 4, "hf-encoder": 2, "hf-images": 1, "decoder": 1, "siglip": 1}
+MODULES = ("hf-decoder", "hf-encoder", *(spec.name for spec in NAMED))
 """Plugins whose families are tested as modules; others as whole models."""
 SLOW = frozenset(
     {"bit", "convnext", "convnextv2", "dinov3_convnext", "hiera", "poolformer", "pvt", "pvt_v2", "swin2sr"}
@@ -44,13 +42,13 @@ def drawn() -> Iterator[tuple[str, str]]:
     """Yield some families of the record, others with every change of the plugin's sources."""
     files = sorted(path for path in SOURCES.rglob("*.py"))
     chance = random.Random(hashlib.sha256(b"".join(path.read_bytes() for path in files)).digest())
-    for plugin, of in read(RECORD).items():
-        yield from ((plugin, name) for name in chance.sample(sorted(of.keys() - SLOW), DRAWN[plugin]))
+    for plugin, of in read(RECORDS).items():
+        yield from ((plugin, name) for name in chance.sample(sorted(of.keys() - SLOW), DRAWN.get(plugin, 0)))
 
 
 def check(plugin: str, model_type: str) -> None:
     """Refuse a family of which something else is recorded than is found now; sizes within their bounds may differ."""
-    record = read(RECORD)[plugin][model_type]
+    record = read(RECORDS)[plugin][model_type]
     if record["version"] != VERSION:
         pytest.skip(f"recorded of {record['version']}")
     found = plain(KINDS[plugin](model_type))
@@ -73,7 +71,7 @@ def test_a_family_is_what_the_record_says(plugin: str, model_type: str) -> None:
 
 @pytest.mark.soak
 @pytest.mark.parametrize(
-    ("plugin", "model_type"), [(plugin, name) for plugin, of in read(RECORD).items() for name in of]
+    ("plugin", "model_type"), [(plugin, name) for plugin, of in read(RECORDS).items() for name in of]
 )
 def test_every_family_is_what_the_record_says(plugin: str, model_type: str) -> None:
     """All of them."""
@@ -83,7 +81,7 @@ def test_every_family_is_what_the_record_says(plugin: str, model_type: str) -> N
 @pytest.mark.soak
 def test_the_record_has_every_family_of_the_library() -> None:
     """None is left out, and none is gone."""
-    record = read(RECORD)
+    record = read(RECORDS)
     if {one["version"] for of in record.values() for one in of.values()} != {VERSION}:
         pytest.skip("recorded of another library")
     assert {plugin: sorted(of) for plugin, of in record.items()} == families()
@@ -91,26 +89,37 @@ def test_the_record_has_every_family_of_the_library() -> None:
 
 def test_the_page_is_that_of_the_record() -> None:
     """It is written, never edited."""
-    assert PAGE.read_text(encoding="utf-8") == page_of(read(RECORD))
+    assert PAGE.read_text(encoding="utf-8") == page_of(read(RECORDS))
 
 
 def test_nothing_in_the_record_is_wrong() -> None:
     """Whatever can be built computes what the library computes, and most weights go in and out."""
-    record = read(RECORD)
-    every = {name: one for of in record.values() for name, one in of.items()}
-    assert not {name: one["problem"] for name, one in every.items() if one["problem"].startswith(("differs", "fails"))}
-    trained = [one for one in every.values() if not one["problem"]]
+    record = read(RECORDS)
+    every = [(name, one) for of in record.values() for name, one in of.items()]
+    assert not {name: one["problem"] for name, one in every if one["problem"].startswith(("differs", "fails"))}
+    trained = [one for _, one in every if not one["problem"]]
     assert len(trained) >= 100
     assert all("one process" in one["differences"] for one in trained)
     of_modules = [one for plugin in MODULES for one in record[plugin].values() if not one["problem"]]
     assert all(one["leak"] <= 1e-6 for one in of_modules)
-    unwritten = [name for name, one in every.items() if one["weights"]]
+    unwritten = [name for name, one in every if one["weights"]]
     assert unwritten == ["kimi_linear", "molmo2_text", "olmo_hybrid", "maskformer-swin", "radio"]
+
+
+def test_every_family_that_our_plugins_name_is_recorded() -> None:
+    """Each computes what the library computes along all axes that it has, by the record that `mimo models` reads."""
+    record = read(RECORDS)
+    for spec in NAMED:
+        assert record[spec.name].keys() == {family.model_type for family in spec.hf}
+        for one in record[spec.name].values():
+            assert (one["problem"], one["weights"], set(one["refused"]) - {"ep", "etp"}) == ("", "", set())
+            assert {"one process", "pp=2", "tp=2"} <= one["differences"].keys()
+    assert "not recorded" not in here("models").printed
 
 
 def test_whole_models_write_what_the_library_writes() -> None:
     """After an image, in every folder that can be trained; and each in three layouts."""
-    trained = {name: one for name, one in read(RECORD)["hf-images"].items() if not one["problem"]}
+    trained = {name: one for name, one in read(RECORDS)["hf-images"].items() if not one["problem"]}
     assert len(trained) >= 15
     assert all(one["tokens"] and len(one["differences"]) == 1 + LAYOUTS for one in trained.values())
 
@@ -189,7 +198,7 @@ def test_a_folder_is_tried(tmp_path: Path) -> None:
     ended = here("models", tmp_path / "there")
     assert (ended.code, ended.err) == (0, "")
     assert "qwen3_vl: hf-images, image; recorded as in the library: transformers 5." in ended.out
-    assert "qwen3_vl_text: decoder, language\n" in ended.out
+    assert "qwen3_vl_text: decoder, language; recorded as in the library: transformers 5." in ended.out
     assert re.findall(r"^pp +(yes|no)", ended.out, re.MULTILINE) == ["no", "yes"]
     config = json.loads((tmp_path / "there" / "preprocessor_config.json").read_text())
     (tmp_path / "there" / "preprocessor_config.json").write_text(
@@ -230,11 +239,12 @@ def test_families_are_chosen_by_name(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     with pytest.raises(SystemExit, match="expected model types of the installed library, got d"):
         chosen(known, ["c", "d"])
     file, before = tmp_path / "record.json", PAGE.read_text(encoding="utf-8")
-    write(file, {"hf-decoder": {"zamba": {"version": "another"}}, "hf-encoder": {}})
+    files = dict.fromkeys(KINDS, file)
+    write(files, {"hf-decoder": {"zamba": {"version": "another"}}, "hf-encoder": {}})
     monkeypatch.setattr("table.families", lambda: {"hf-decoder": ["opt"], "hf-encoder": []})
     monkeypatch.setattr(sys, "argv", ["table.py", "--families", "opt", "--out", str(file)])
     main()
-    record = read(file)
+    record = read(files)
     assert list(record["hf-decoder"]) == ["opt", "zamba"]
     assert record["hf-decoder"]["opt"]["problem"] == "dropout = 0.1, at which 'opt' drops by a function in its layers"
     assert PAGE.read_text(encoding="utf-8") == before

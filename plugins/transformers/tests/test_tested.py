@@ -1,6 +1,7 @@
 """What is recorded of families, and which families the plugins list."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,16 +9,21 @@ import pytest
 import transformers
 from small_models import known as is_known
 
-from mimo.model import HfTested
+from mimo.model import EncoderSpec, HfTested, LanguageModelSpec, read_hf_tested
 from mimo_transformers import HF_DECODER, HF_ENCODER, HF_IMAGES, shrink
 from mimo_transformers.family import causal_types, config_of, is_causal, is_tower, tower_types
 from mimo_transformers.weights import tested as record
 
 
+def recorded(spec: LanguageModelSpec | EncoderSpec) -> Mapping[str, HfTested]:
+    """Return what is recorded of a plugin's families."""
+    assert spec.hf_record is not None
+    return read_hf_tested(spec.hf_record, spec.name)
+
+
 def test_the_record_says_what_can_be_trained_and_along_which_axes() -> None:
     """Of families that compute what the library computes, and of those that are refused, why."""
-    assert HF_DECODER.hf_any is not None
-    families = HF_DECODER.hf_any.tested()
+    families = recorded(HF_DECODER)
     assert (families["llama"].problem, set(families["llama"].refused)) == ("", {"ep", "etp"})
     assert families["llama"].version.startswith("transformers 5.")
     assert set(families["bitnet"].refused) == {"tp", "ep", "etp"}
@@ -26,10 +32,9 @@ def test_the_record_says_what_can_be_trained_and_along_which_axes() -> None:
     assert families["phimoe"].problem == "'phimoe': a small one draws random numbers while it trains"
 
 
-def test_the_record_of_whole_models_is_by_their_type(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_record_of_whole_models_is_by_their_type(tmp_path: Path) -> None:
     """Several folders of one type are one family, which can be trained where one of them can."""
-    assert HF_IMAGES.hf_any is not None
-    families = HF_IMAGES.hf_any.tested()
+    families = recorded(HF_IMAGES)
     assert "llava padded" not in families
     assert (families["llava"].problem, families["llava"].language) == ("", "decoder")
     assert (families["gemma3"].problem, families["gemma3"].language) == ("", "hf-decoder")
@@ -38,17 +43,17 @@ def test_the_record_of_whole_models_is_by_their_type(monkeypatch: pytest.MonkeyP
     folders = {"a": {**one, "problem": "wrong"}, "a b": one, "a c": {**one, "refused": {"tp": "heads"}}}
     file = tmp_path / "record.json"
     file.write_text(json.dumps({"one": folders, "other": {"a": folders["a"]}}))
-    monkeypatch.setattr(record, "RECORD", file)
-    monkeypatch.setattr(record, "tested", record.tested.__wrapped__)
-    assert record.tested("one") == {"a": HfTested(version="x 1", refused={"tp": "heads"}, language="decoder")}
-    assert record.tested("other")["a"].problem == "wrong"
+    assert read_hf_tested(file, "one") == {"a": HfTested(version="x 1", refused={"tp": "heads"}, language="decoder")}
+    assert read_hf_tested(file, "other")["a"].problem == "wrong"
+    assert read_hf_tested(file, "none") == {}
 
 
 def test_families_are_those_of_the_record_while_it_is_of_the_installed_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else the library's own are looked up, which takes seconds."""
-    (recorded,) = {one.version for one in record.tested("hf-encoder").values()}
-    monkeypatch.setattr(record, "version", lambda _name: recorded.partition(" ")[2])
-    assert record.known("hf-encoder", list) == tuple(record.tested("hf-encoder"))
+    towers = recorded(HF_ENCODER)
+    (version,) = {one.version for one in towers.values()}
+    monkeypatch.setattr(record, "version", lambda _name: version.partition(" ")[2])
+    assert record.known("hf-encoder", list) == tuple(towers)
     monkeypatch.setattr(record, "version", lambda _name: "4")
     assert record.known("hf-encoder", lambda: ["other"]) == ["other"]
 
@@ -70,9 +75,9 @@ def test_the_readme_names_the_language_models_of_the_record() -> None:
     """Those that can be trained, each of which the library lists, the texts of composed models among them."""
     readme = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
     names, _, _ = readme.partition("These pass, with")[2].partition("\n\n")[2].partition(" (transformers ")
-    recorded = {name for name, one in record.tested("hf-decoder").items() if not one.problem}
-    assert sorted(names.replace("\n", " ").split(", ")) == sorted(recorded)
-    assert {name for name in recorded if is_causal(name)} <= set(causal_types())
+    trained = {name for name, one in recorded(HF_DECODER).items() if not one.problem}
+    assert sorted(names.replace("\n", " ").split(", ")) == sorted(trained)
+    assert {name for name in trained if is_causal(name)} <= set(causal_types())
 
 
 def test_a_type_without_a_class_is_no_tower() -> None:

@@ -4,6 +4,7 @@ import io
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -15,9 +16,9 @@ from mimo.model import DECODER, HYBRID, EncoderSpec, GeneratorSpec, HfFamilies, 
 from mimo.trainer.commands.tables.models import show_trials
 from mimo.trainer.published.families import axes_in_words, read_families, try_family, try_folder
 
-RECORD: Mapping[str, HfTested] = {
-    "llama": HfTested(version="library 2", refused={"cp": "rows are mixed"}),
-    "olmo": HfTested(version="library 2", problem="it draws random numbers"),
+RECORD: Mapping[str, Mapping[str, Any]] = {
+    "llama": {"version": "library 2", "problem": "", "refused": {"cp": "rows are mixed"}},
+    "olmo": {"version": "library 2", "problem": "it draws random numbers", "refused": {}},
 }
 ANY = attrs.evolve(
     DECODER,
@@ -27,8 +28,8 @@ ANY = attrs.evolve(
         of=lambda _kind: None,
         type_of=lambda _config: "toy",
         known=lambda: ["toy", "olmo", "llama"],
-        tested=lambda: RECORD,
     ),
+    hf_record=None,
 )
 
 PIXELS = EncoderSpec(
@@ -52,12 +53,18 @@ def test_a_plugin_that_names_a_family_comes_before_one_that_reads_any() -> None:
     ]
 
 
-def test_a_whole_model_comes_beside_its_language_model() -> None:
+def written(folder: Path, plugin: str, record: Mapping[str, Mapping[str, Any]]) -> Path:
+    """Write a record of a plugin's families and return its file."""
+    (folder / "record.json").write_text(json.dumps({plugin: record}))
+    return folder / "record.json"
+
+
+def test_a_whole_model_comes_beside_its_language_model(tmp_path: Path) -> None:
     """What is recorded of the whole says with which plugin; both are first."""
-    record = {"llama": HfTested(version="library 2", language="decoder")}
+    record = written(tmp_path, "pixels", {"llama": {**RECORD["llama"], "language": "decoder"}})
     assert ANY.hf_any is not None
-    known = attrs.evolve(ANY.hf_any, known=lambda: ["llama", "toy"], tested=lambda: record)
-    found = read_families([attrs.evolve(PIXELS, hf_any=known), DECODER])
+    known = attrs.evolve(ANY.hf_any, known=lambda: ["llama", "toy"])
+    found = read_families([attrs.evolve(PIXELS, hf_any=known, hf_record=record), DECODER])
     assert [(one.part, one.plugin, one.first, one.language) for one in found if one.model_type == "llama"] == [
         ("language", "decoder", True, ""),
         ("image", "pixels", True, "decoder"),
@@ -86,13 +93,22 @@ def test_a_generator_is_listed_beside_an_encoder_of_its_name() -> None:
     ]
 
 
-def test_axes_are_the_plugins_without_what_is_recorded_to_be_refused() -> None:
+def test_axes_are_the_plugins_without_what_is_recorded_to_be_refused(tmp_path: Path) -> None:
     """Nothing is known of a family without record, and nothing is left of one that can't be trained."""
-    found = {(one.model_type, one.plugin): one for one in read_families([ANY, DECODER])}
+    recorded = attrs.evolve(ANY, hf_record=written(tmp_path, "any", RECORD))
+    found = {(one.model_type, one.plugin): one for one in read_families([recorded, DECODER])}
     assert found["llama", "any"].axes == ("tp", "sequence_parallel", "pp", "ep", "etp")
-    assert found["llama", "any"].tested == RECORD["llama"]
+    assert found["llama", "any"].tested == HfTested(version="library 2", refused={"cp": "rows are mixed"})
     assert (found["olmo", "any"].axes, found["olmo", "any"].problem) == ((), "it draws random numbers")
     assert (found["toy", "any"].axes, found["toy", "any"].problem) == (None, "")
+
+
+def test_families_that_a_plugin_names_are_recorded_under_its_name() -> None:
+    """Another plugin that is made of it, under a name of its own, has no share in what was found."""
+    found = {one.model_type: one for one in read_families([DECODER])}
+    assert found["qwen3"].tested is not None
+    assert found["qwen3"].tested.version.startswith("transformers 5.")
+    assert not any(one.tested for one in read_families([attrs.evolve(DECODER, name="mine")]))
 
 
 def test_experts_have_axes_where_a_family_has_experts() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mimo.hooks import hookimpl
@@ -72,6 +73,7 @@ WHISPER = EncoderSpec(
     recompute=packed_recompute(),
     flops=encoder_work,
     hf=(WHISPER_HF,),
+    hf_record=Path(__file__).with_name("parity.json"),
     examples=_examples,
     blank=_blank,
 )

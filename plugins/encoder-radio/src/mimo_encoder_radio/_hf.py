@@ -189,5 +189,5 @@ RADIO_HF = HfFamily(
     renamed=({}, {"": "vision_model."}),
     fixed=_fixed,
     dropout=_DROPOUT,
-    ignored=("*radio_model.summary_idxs", "*patch_generator.video_embedder.*"),
+    ignored=("*summary_idxs", "*patch_generator.video_embedder.*"),
 )

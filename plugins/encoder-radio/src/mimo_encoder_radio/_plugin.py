@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mimo.hooks import hookimpl
@@ -81,6 +82,7 @@ RADIO = EncoderSpec(
     recompute=packed_recompute(),
     flops=radio_work,
     hf=(RADIO_HF,),
+    hf_record=Path(__file__).with_name("parity.json"),
 )
 
 

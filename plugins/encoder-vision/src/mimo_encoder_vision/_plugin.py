@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mimo.hooks import hookimpl
@@ -64,6 +65,7 @@ def _spec(name: str, config: type[VisionConfig], *families: HfFamily) -> Encoder
         recompute=packed_recompute(),
         flops=encoder_work,
         hf=families,
+        hf_record=Path(__file__).with_name("parity.json"),
     )
 
 

@@ -9,7 +9,7 @@ from mimo.hooks import hookimpl
 from mimo.model import EncoderSeam, EncoderSpec, OpCost, Side, Stage, TensorSupport, projected_grid, projected_rows
 from mimo_transformers._encoders import PARTS, layers, measure
 from mimo_transformers.family import HfEncoderConfig
-from mimo_transformers.weights import TOWERS
+from mimo_transformers.weights import RECORD, TOWERS
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -115,6 +115,7 @@ HF_ENCODER = EncoderSpec(
     compiles=False,
     flops=_flops,
     hf_any=TOWERS,
+    hf_record=RECORD,
 )
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mimo.hooks import hookimpl
 from mimo.model import EncoderSpec, OpCost, Stage, TensorSupport
 from mimo_transformers._encoders import PARTS, layers, measure
-from mimo_transformers.weights import IMAGES
+from mimo_transformers.weights import IMAGES, RECORD
 from mimo_transformers.whole.config import HfImagesConfig
 
 if TYPE_CHECKING:
@@ -89,6 +89,7 @@ HF_IMAGES = EncoderSpec(
     compiles=False,
     flops=_flops,
     hf_any=IMAGES,
+    hf_record=RECORD,
 )
 
 

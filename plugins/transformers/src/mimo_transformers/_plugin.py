@@ -24,7 +24,7 @@ from mimo.model import (
     stage_recompute,
 )
 from mimo_transformers.family import HfDecoderConfig
-from mimo_transformers.weights import CAUSAL
+from mimo_transformers.weights import CAUSAL, RECORD
 
 if TYPE_CHECKING:
     from torch import nn
@@ -118,6 +118,7 @@ HF_DECODER = LanguageModelSpec(
     reads_items=lambda config: config.bidirectional_items,
     flops=_flops,
     hf_any=CAUSAL,
+    hf_record=RECORD,
     recompute={"full": stage_recompute()["full"]},
     compiles=False,
     chunks_loss=True,

@@ -32,7 +32,7 @@ from mimo_transformers.weights.settings import (
     library_of,
     settings_from,
 )
-from mimo_transformers.weights.tested import known, tested
+from mimo_transformers.weights.tested import known
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -219,18 +219,13 @@ def _copies(config: HfDecoderConfig) -> Mapping[str, str]:
     return {f"{ends[0]}.weight": f"{ends[1]}.weight"}
 
 
-def _families(plugin: str, of: Callable[[str], HfFamily | None], listed: Callable[[], Sequence[str]]) -> HfFamilies:
-    return HfFamilies(
-        of=of,
-        type_of=lambda config: str(config.model_type),
-        known=listed,
-        tested=partial(tested, plugin),
-    )
+def _families(of: Callable[[str], HfFamily | None], listed: Callable[[], Sequence[str]]) -> HfFamilies:
+    return HfFamilies(of=of, type_of=lambda config: str(config.model_type), known=listed)
 
 
-CAUSAL = _families("hf-decoder", _of, partial(known, "hf-decoder", causal_types))
+CAUSAL = _families(_of, partial(known, "hf-decoder", causal_types))
 """Every language model of the installed library."""
-IMAGES = _families("hf-images", _of_image_text, image_text_types)
+IMAGES = _families(_of_image_text, image_text_types)
 """Every whole image-text model of it, of which the half that makes rows of images is meant; few are recorded."""
-TOWERS = _families("hf-encoder", _of_tower, partial(known, "hf-encoder", tower_types))
+TOWERS = _families(_of_tower, partial(known, "hf-encoder", tower_types))
 """Every model of it that sees pictures of one size."""

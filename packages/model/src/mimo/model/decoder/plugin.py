@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mimo.hooks import ConfigError, hookimpl
@@ -81,6 +82,7 @@ DECODER = LanguageModelSpec(
     distils=True,
     flops=_flops,
     hf=DECODER_HF,
+    hf_record=Path(__file__).parents[1] / "parity.json",
 )
 
 

@@ -15,6 +15,7 @@ from mimo.model.spec.hf import (
     HfWhole,
     file_shapes,
     match_names,
+    read_hf_tested,
     without_absent,
 )
 from mimo.model.spec.hf_keys import (
@@ -163,6 +164,7 @@ __all__ = [
     "projected_rows",
     "projector_cost",
     "projector_divisible",
+    "read_hf_tested",
     "stage_parts",
     "supported_axes",
     "without_absent",

@@ -6,7 +6,9 @@ it for a module in memory, ``mimo checkpoint import-hf`` and ``export-hf`` for w
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -198,13 +200,37 @@ class HfFamilies:
         of: of a ``model_type``, its family; None where it is of another kind.
         type_of: of our config, the ``model_type`` as which it is written.
         known: lists each ``model_type`` that it might read, in a few seconds, some that it would refuse among them.
-        tested: reads what is recorded of some, by ``model_type``.
     """
 
     of: Callable[[str], HfFamily | None]
     type_of: Callable[[Any], str]
     known: Callable[[], Sequence[str]] = tuple
-    tested: Callable[[], Mapping[str, HfTested]] = dict
+
+
+@cache
+def read_hf_tested(record: Path, plugin: str) -> Mapping[str, HfTested]:
+    """Return what is recorded of the families of a plugin, by ``model_type``.
+
+    Args:
+        record: a JSON file: by plugin, by family or by folder of one, which says its ``model_type``, what a test found,
+            with the fields of `HfTested`.
+        plugin: name of it.
+    """
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for name, one in json.loads(record.read_text(encoding="utf-8")).get(plugin, {}).items():
+        found.setdefault(one.get("model_type", name), []).append(one)
+    return {model_type: _tested(several) for model_type, several in found.items()}
+
+
+def _tested(several: Sequence[Mapping[str, Any]]) -> HfTested:
+    """Return what is recorded of a family of which several folders were tested: it can be trained if one can."""
+    trained = [one for one in several if not one["problem"]] or several
+    return HfTested(
+        version=trained[0]["version"],
+        problem=trained[0]["problem"],
+        refused={axis: reason for one in trained for axis, reason in one["refused"].items()},
+        language=trained[0].get("language", ""),
+    )
 
 
 def file_shapes(table: Iterable[HfTensor], ours: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:

@@ -203,6 +203,8 @@ class EncoderSpec:
         hf: families of published Hugging Face folders that can be read and written.
         hf_any: such families beside these, made as they are asked for; another plugin that has one of them in ``hf``
             comes before.
+        hf_record: a file that says, under the plugin's name, what tests of families beside their library have found,
+            as `read_hf_tested` reads it.
         examples: of a config, raw items of unlike sizes that ``mimo plugins --check`` looks at it with; without it
             those are pictures.
         blank: of a size, a raw item of that size, whatever it holds: what `prepare` is given in the place of one that
@@ -228,6 +230,7 @@ class EncoderSpec:
     flops: Callable[[Any, int, Stage, Recompute, Sequence[tuple[int, ...]]], Mapping[str, OpCost]] | None = None
     hf: Sequence[HfFamily] = ()
     hf_any: HfFamilies | None = None
+    hf_record: Path | None = None
     examples: Callable[[Any], Sequence[Any]] | None = None
     blank: Callable[[tuple[int, ...]], Any] | None = None
 
@@ -282,6 +285,8 @@ class LanguageModelSpec:
         hf: families of published Hugging Face folders that can be read and written.
         hf_any: such families beside these, made as they are asked for; another plugin that has one of them in ``hf``
             comes before.
+        hf_record: a file that says, under the plugin's name, what tests of families beside their library have found,
+            as `read_hf_tested` reads it.
     """
 
     name: str
@@ -307,6 +312,7 @@ class LanguageModelSpec:
     flops: Callable[[Any, Stage, Recompute, Sequence[int], int], Mapping[str, OpCost]] | None = None
     hf: Sequence[HfFamily] = ()
     hf_any: HfFamilies | None = None
+    hf_record: Path | None = None
 
     def row_width(self, config: Any) -> int:
         """Return the width of the rows that encoders must deliver."""

@@ -27,13 +27,14 @@ from mimo.model.testing.generator import (
 )
 from mimo.model.testing.language.kit import LANGUAGE_CHECKS, assert_language_model_conforms, check_language_model
 from mimo.model.testing.language.layouts import assert_language_layouts
-from mimo.model.testing.language.subject import LanguageLayout, LanguageSubject
+from mimo.model.testing.language.subject import BuiltLanguage, LanguageLayout, LanguageSubject
 
 __all__ = [
     "CHECKS",
     "GENERATOR_CHECKS",
     "LANGUAGE_CHECKS",
     "Built",
+    "BuiltLanguage",
     "GeneratorSubject",
     "LanguageLayout",
     "LanguageSubject",

@@ -22,6 +22,7 @@ from mimo.model import (
     LanguageModelSpec,
     ModuleSpec,
     noun_of,
+    read_hf_tested,
     supported_axes,
 )
 from mimo.trainer.config.settings import LANGUAGE
@@ -142,18 +143,20 @@ def _unread(section: str, kind: str) -> TriedFamily:
 
 def _families_of(spec: ModuleSpec) -> list[ReadFamily]:
     part, has, found = _part_of(spec), supported_axes(spec), []
+    tested = _tested_of(spec)
     for family in spec.hf:
         without = set() if _has_experts(spec, family) else _EXPERT_AXES
         axes = tuple(axis for axis in has if axis not in without)
         found.append(_family(family.model_type, spec, part, axes, named=True))
-    if spec.hf_any is None:
-        return found
-    tested = spec.hf_any.tested()
-    for model_type in spec.hf_any.known():
-        record = tested.get(model_type)
-        one = _family(model_type, spec, part, _recorded_axes(has, record), named=False)
-        found.append(attrs.evolve(one, tested=record))
-    return found
+    if spec.hf_any is not None:
+        for model_type in spec.hf_any.known():
+            axes_found = _recorded_axes(has, tested.get(model_type))
+            found.append(_family(model_type, spec, part, axes_found, named=False))
+    return [attrs.evolve(one, tested=tested.get(one.model_type)) for one in found]
+
+
+def _tested_of(spec: Spec) -> Mapping[str, HfTested]:
+    return {} if spec.hf_record is None else read_hf_tested(spec.hf_record, spec.name)
 
 
 def _recorded_axes(has: Sequence[str], record: HfTested | None) -> tuple[str, ...] | None:
@@ -210,9 +213,8 @@ def _tried_part(part: HfPart) -> TriedFamily:
     from mimo.model.testing import try_axes
 
     spec, family = part.reader.spec, part.reader.family
-    tested = {} if spec.hf_any is None else spec.hf_any.tested()
     read = _family(family.model_type, spec, _part_of(spec), None, named=family in spec.hf)
-    read = attrs.evolve(read, first=True, tested=tested.get(family.model_type))
+    read = attrs.evolve(read, first=True, tested=_tested_of(spec).get(family.model_type))
     try:
         width = {} if family.whole is None else {"hidden": family.whole.hidden(part.config)}
         return TriedFamily(read=read, refused=try_axes(spec, part.config, **width))
