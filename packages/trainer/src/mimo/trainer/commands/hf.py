@@ -107,8 +107,8 @@ def export_hf(
     Args:
         checkpoint: its folder, or a run directory for the newest one.
         out: the new folder.
-        module: which module; left out, the whole model where its encoder is that of a published one, or else the
-            language model.
+        module: which module; the encoder of a published model that was read whole stands for all of it. Left out, the
+            whole model where there is such an encoder, or else the language model.
         dtype: of the weights; checkpoints hold them in float32.
         shard_bytes: most bytes of weights in a file, unless a single tensor is larger; left out, 5,000,000,000.
         beside: folder to copy tokenizer files and the like from; left out, the one that the module was imported from.
