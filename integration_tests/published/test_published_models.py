@@ -22,6 +22,7 @@ from parity import Difference, difference_of, one_line
 from parity_page import page_of
 from parity_types import obstacle
 from parity_whole import compare_greedy, worst_copies
+from published_images import FOLDERS
 from small_models import known
 from table import KINDS, NAMED, PAGE, RECORDS, chosen, families, main, plain, read, write
 from whole_jobs import LAYOUTS
@@ -122,6 +123,14 @@ def test_whole_models_write_what_the_library_writes() -> None:
     trained = {name: one for name, one in read(RECORDS)["hf-images"].items() if not one["problem"]}
     assert len(trained) >= 15
     assert all(one["tokens"] and len(one["differences"]) == 1 + LAYOUTS for one in trained.values())
+
+
+@pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_vl_moe"])
+def test_rows_of_first_layers_ride_between_stages(name: str) -> None:
+    """One layout cuts the language model inside the layers that add them: behind the second of three."""
+    deep = FOLDERS[name].config["vision_config"]["deepstack_visual_indexes"]
+    assert len(deep) > (1 + len(deep)) // 2
+    assert any("pp=2" in layout.rpartition("language")[2] for layout in read(RECORDS)["hf-images"][name]["differences"])
 
 
 def test_a_token_is_compared_where_its_choice_is_clear() -> None:

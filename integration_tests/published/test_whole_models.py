@@ -119,12 +119,16 @@ def fine_tune(whole: Whole, name: str, *overrides: str, **vision: Any) -> tuple[
     return abs(losses(whole.path / name)[3] / loss - 1), changed
 
 
-def of_the_tower(whole: Whole) -> set[str]:
-    """Return the names of the tower's tensors in the folder, and of others on which no row of an image depends."""
+def of_the_tower(whole: Whole, *, frozen: bool = True) -> set[str]:
+    """Return the names of an encoder's tensors that don't train: of a frozen tower, and what no row depends on."""
     (encoder,) = resolve(read_settings(whole.settings)).encoders
     with create_on("meta"):
         module = build_images(encoder.config, width_of(encoder.config))
-    fixed = {name for name, one in module.named_parameters() if name.startswith("encoder.") or not one.requires_grad}
+    fixed = {
+        name
+        for name, one in module.named_parameters()
+        if (frozen and name.startswith("encoder.")) or not one.requires_grad
+    }
     return {name for entry in images_table(encoder.config) if entry.ours in fixed for name in entry.names}
 
 
@@ -135,6 +139,15 @@ def test_a_tuned_model_is_the_librarys(tuned: Whole) -> None:
     tower = of_the_tower(tuned)
     assert len(tower) > 10
     assert changed == {name for name in tensors_of(tuned.there).keys() - tower if not name.endswith(CHOOSING)}
+
+
+def test_a_tuned_tower_is_the_librarys(tuned: Whole) -> None:
+    """Where nothing is frozen all has changed but what no row of an image depends on."""
+    difference, changed = fine_tune(tuned, "tower")
+    assert difference < 1e-5
+    still = of_the_tower(tuned, frozen=False)
+    assert still < of_the_tower(tuned)
+    assert changed == {name for name in tensors_of(tuned.there).keys() - still if not name.endswith(CHOOSING)}
 
 
 @pytest.mark.soak
@@ -229,3 +242,17 @@ def test_an_imported_model_answers_at_once(tmp_path: Path) -> None:
     image = tmp_path / "data" / "1.png"
     asked = ("--image", image, "--message", "<image>what?", "--max-tokens", "4")
     assert succeed("generate", tmp_path / "ours", *asked)
+
+
+def test_the_encoder_of_a_whole_model_stands_for_all_of_it(tmp_path: Path) -> None:
+    """As the help says; its language model can be written alone."""
+    shown = " ".join(here("checkpoint", "export-hf", "--help").printed.replace("│", " ").split())
+    assert "the encoder of a published model that was read whole stands for all of it" in shown
+    write_whole("llava", tmp_path / "there")
+    here("checkpoint", "import-hf", tmp_path / "there", "--out", tmp_path / "ours")
+    found = {}
+    for module in ("vision", "language"):
+        here("checkpoint", "export-hf", tmp_path / "ours", tmp_path / module, "--module", module)
+        found[module] = tensors_of(tmp_path / module).keys()
+    assert found["vision"] == tensors_of(tmp_path / "there").keys()
+    assert not any(word in name for name in found["language"] for word in ("vision_tower", "projector"))

@@ -15,6 +15,7 @@ import torch
 from bounds import gradient_bound
 from commands import here
 from oracle import Outcome
+from published_images import FOLDERS
 from tables import Table
 from torch import Tensor
 from whole_models import (
@@ -60,7 +61,8 @@ class Whole:
     """A published folder, its import, and the library's step.
 
     Args:
-        name: of one of `FOLDERS`.
+        name: of one of `FOLDERS`. Where its language model's first layers add rows of images, it has one layer more
+            than these, so that half of its layers end inside them, and rows ride to the second stage.
         path: a folder for all.
 
     Raises:
@@ -69,7 +71,9 @@ class Whole:
 
     def __init__(self, name: str, path: Path) -> None:
         self.name, self.path = name, path
-        model = write_whole(name, self.there, num_hidden_layers=2)
+        deep = FOLDERS[name].config["vision_config"].get("deepstack_visual_indexes", ())
+        self.rides = bool(deep)
+        model = write_whole(name, self.there, num_hidden_layers=1 + len(deep) if deep else 2)
         data = write_conversations(path / "data")
         words = ("checkpoint", "import-hf", self.there, "--out", path / "ours", "--settings", path / "my.toml")
         ended = here(*words)
@@ -107,14 +111,20 @@ class Whole:
         }
 
     def layouts(self) -> list[tuple[str, Table]]:
-        """Return different layouts, drawn by the model's name, in words and as settings; none that its parts refuse."""
+        """Return different layouts, drawn by the model's name, in words and as settings; none that its parts refuse.
+
+        The first has stages where rows ride between them.
+        """
         is_ours = self.settings["modules"]["language"]["plugin"] == "decoder"
         languages = [grid for grid in LANGUAGE if is_ours or "sequence_parallel" not in grid]
         pairs = [pair for pair in product(VISION, languages) if not any(map(_is_refused, pair, self.refused))]
-        pairs = random.Random(self.name).sample(pairs, LAYOUTS)
+        draw, drawn = random.Random(self.name), list[tuple[Mapping[str, Any], Mapping[str, Any]]]()
+        if self.rides:
+            drawn = draw.sample([pair for pair in pairs if pair[1].get("pp", 1) > 1], 1)
+        drawn += draw.sample([pair for pair in pairs if pair not in drawn], LAYOUTS - len(drawn))
         return [
             (f"vision {_in_words(vision)}, language {_in_words(language)}", self.spread(vision, language))
-            for vision, language in pairs
+            for vision, language in drawn
         ]
 
     def differences(self, outcomes: Sequence[Outcome]) -> list[str]:

@@ -18,9 +18,10 @@ def _qwen3(model_type: str, **text: Any) -> Folder:
             "text_config": {**GRID_TEXT, **text},
             "vision_config": {
                 **QWEN_TOWER,
+                "depth": 4,
                 "out_hidden_size": 16,
                 "num_position_embeddings": 16,
-                "deepstack_visual_indexes": [0],
+                "deepstack_visual_indexes": [0, 1, 2],
             },
         },
         preprocessor={

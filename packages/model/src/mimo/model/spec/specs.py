@@ -365,6 +365,7 @@ class GeneratorSpec:
         hf: families of published Hugging Face folders that can be read and written, with what reads the language
             model's rows or without it.
         hf_any: such families beside these, see `EncoderSpec`.
+        hf_record: what tests of families beside their library have found, see `EncoderSpec`.
     """
 
     name: str
@@ -391,6 +392,7 @@ class GeneratorSpec:
     blank: Callable[[tuple[int, ...]], Any] | None = None
     hf: Sequence[HfFamily] = ()
     hf_any: HfFamilies | None = None
+    hf_record: Path | None = None
     # No generator is made ahead of its step.
     seam: ClassVar[None] = None
 

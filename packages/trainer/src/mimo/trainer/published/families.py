@@ -155,7 +155,7 @@ def _families_of(spec: ModuleSpec) -> list[ReadFamily]:
     return [attrs.evolve(one, tested=tested.get(one.model_type)) for one in found]
 
 
-def _tested_of(spec: Spec) -> Mapping[str, HfTested]:
+def _tested_of(spec: ModuleSpec) -> Mapping[str, HfTested]:
     return {} if spec.hf_record is None else read_hf_tested(spec.hf_record, spec.name)
 
 
