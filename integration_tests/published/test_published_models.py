@@ -22,11 +22,10 @@ from parity import Difference, difference_of, one_line
 from parity_page import page_of
 from parity_types import obstacle
 from parity_whole import compare_greedy, worst_copies
-from published_images import FOLDERS
 from small_models import known
 from table import KINDS, NAMED, PAGE, RECORDS, chosen, families, main, plain, read, write
 from whole_jobs import LAYOUTS
-from whole_models import write_whole
+from whole_models import deep_layers, layers_of, write_whole
 
 SOURCES = ROOT / "plugins" / "transformers" / "src"
 DRAWN = {"hf-decoder": 4, "hf-encoder": 2, "hf-images": 1, "decoder": 1, "siglip": 1}
@@ -128,8 +127,7 @@ def test_whole_models_write_what_the_library_writes() -> None:
 @pytest.mark.parametrize("name", ["qwen3_vl", "qwen3_vl_moe"])
 def test_rows_of_first_layers_ride_between_stages(name: str) -> None:
     """One layout cuts the language model inside the layers that add them: behind the second of three."""
-    deep = FOLDERS[name].config["vision_config"]["deepstack_visual_indexes"]
-    assert len(deep) > (1 + len(deep)) // 2
+    assert deep_layers(name) > layers_of(name) // 2
     assert any("pp=2" in layout.rpartition("language")[2] for layout in read(RECORDS)["hf-images"][name]["differences"])
 
 
@@ -203,7 +201,7 @@ def test_types_without_a_folder_say_where_the_obstacle_lies() -> None:
 
 def test_a_folder_is_tried(tmp_path: Path) -> None:
     """Both of its models by what it says; without a processor's file that says how images are prepared, not."""
-    write_whole("qwen3_vl", tmp_path / "there", num_hidden_layers=2)
+    write_whole("qwen3_vl", tmp_path / "there", num_hidden_layers=layers_of("qwen3_vl"))
     ended = here("models", tmp_path / "there")
     assert (ended.code, ended.err) == (0, "")
     assert "qwen3_vl: hf-images, image; recorded as in the library: transformers 5." in ended.out

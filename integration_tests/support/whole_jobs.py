@@ -15,12 +15,13 @@ import torch
 from bounds import gradient_bound
 from commands import here
 from oracle import Outcome
-from published_images import FOLDERS
 from tables import Table
 from torch import Tensor
 from whole_models import (
     checkpoint_tensors,
+    deep_layers,
     gradient_differences,
+    layers_of,
     library_inputs,
     library_step,
     load,
@@ -61,8 +62,7 @@ class Whole:
     """A published folder, its import, and the library's step.
 
     Args:
-        name: of one of `FOLDERS`. Where its language model's first layers add rows of images, it has one layer more
-            than these, so that half of its layers end inside them, and rows ride to the second stage.
+        name: of one of `FOLDERS`.
         path: a folder for all.
 
     Raises:
@@ -71,9 +71,8 @@ class Whole:
 
     def __init__(self, name: str, path: Path) -> None:
         self.name, self.path = name, path
-        deep = FOLDERS[name].config["vision_config"].get("deepstack_visual_indexes", ())
-        self.rides = bool(deep)
-        model = write_whole(name, self.there, num_hidden_layers=1 + len(deep) if deep else 2)
+        self.rides = bool(deep_layers(name))
+        model = write_whole(name, self.there, num_hidden_layers=layers_of(name))
         data = write_conversations(path / "data")
         words = ("checkpoint", "import-hf", self.there, "--out", path / "ours", "--settings", path / "my.toml")
         ended = here(*words)

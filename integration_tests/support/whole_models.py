@@ -41,6 +41,20 @@ _TEMPLATE = """{%- for message in messages %}<|im_start|>{{ message.role }}
 _IMAGE_TOKENS = ("image_token_id", "image_token_index")
 
 
+def deep_layers(name: str) -> int:
+    """Return how many first layers of the language model in one of `FOLDERS` add rows of images."""
+    return len(FOLDERS[name].config["vision_config"].get("deepstack_visual_indexes", ()))
+
+
+def layers_of(name: str) -> int:
+    """Return how many layers a small language model of one of `FOLDERS` has.
+
+    It is one more than add rows of images, so that half of them end inside these, and rows ride to the second stage.
+    """
+    deep = deep_layers(name)
+    return 1 + deep if deep else 2
+
+
 def write_whole(name: str, path: Path, *, seed: int = 0, stir: float = _STIR, **text: Any) -> Any:
     """Write a folder, and return the library's model that is in it.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 import attrs
@@ -15,7 +16,7 @@ def _qwen3(model_type: str, **text: Any) -> Folder:
     return Folder(
         config={
             "model_type": model_type,
-            "text_config": {**GRID_TEXT, **text},
+            "text_config": {**deepcopy(GRID_TEXT), **text},
             "vision_config": {
                 **QWEN_TOWER,
                 "depth": 4,
