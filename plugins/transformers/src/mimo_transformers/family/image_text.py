@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 
 from mimo.hooks import ConfigError
-from mimo_transformers.family.library import quiet
+from mimo_transformers.family.library import quiet, types_of
 
 if TYPE_CHECKING:
     from torch import nn
@@ -18,18 +18,19 @@ _SECTIONS = {"text_config", "vision_config"}
 def is_image_text(model_type: str) -> bool:
     """Tell whether the library has a model of a type that reads images and text, each by a part of its own."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
-    return model_type in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES and (
-        CONFIG_MAPPING[model_type].sub_configs.keys() >= _SECTIONS
-    )
+    if model_type not in CONFIG_MAPPING:
+        return False
+    made: Any = CONFIG_MAPPING[model_type]
+    return made in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and made.sub_configs.keys() >= _SECTIONS
 
 
 def image_text_types() -> tuple[str, ...]:
     """Return the types of all such models."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
-    return tuple(filter(is_image_text, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES))
+    return tuple(filter(is_image_text, types_of(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING)))
 
 
 def image_text_class(config: Any) -> Any:

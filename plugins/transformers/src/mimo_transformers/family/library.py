@@ -55,17 +55,28 @@ def config_of(model_type: str, values: Mapping[str, Any], *, where: str = "modul
         ) from error
 
 
+def types_of(mapping: Any) -> Iterator[str]:
+    """Yield the model types of which one of the library's mappings has a class, those that were registered with it too.
+
+    Args:
+        mapping: of classes of configs, as ``MODEL_FOR_CAUSAL_LM_MAPPING``.
+    """
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+    return (model_type for model_type in CONFIG_MAPPING if CONFIG_MAPPING[model_type] in mapping)
+
+
 def is_causal(model_type: str) -> bool:
     """Tell whether the library has a class for a model type that predicts the next token and is of text alone.
 
     The text of a composed model that reads images is one with a head that is put on it.
     """
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     if model_type not in CONFIG_MAPPING or CONFIG_MAPPING[model_type].sub_configs:
         return False
-    return model_type in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES or _text_class(model_type) is not None
+    return CONFIG_MAPPING[model_type] in MODEL_FOR_CAUSAL_LM_MAPPING or _text_class(model_type) is not None
 
 
 def is_text_of_grids(config: Any) -> bool:
@@ -101,10 +112,10 @@ def _text_class(model_type: str) -> Any:
 def causal_types() -> list[str]:
     """Return every model type of which `is_causal`."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
 
     texts = (one for one in CONFIG_MAPPING if one.endswith(TEXT))
-    return sorted(filter(is_causal, {*MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, *texts}))
+    return sorted(filter(is_causal, {*types_of(MODEL_FOR_CAUSAL_LM_MAPPING), *texts}))
 
 
 @cache
@@ -168,19 +179,20 @@ def is_tower(model_type: str) -> bool:
 
 def tower_types() -> list[str]:
     """Return every model type that may be one of which `is_tower`; that is known once its class is imported."""
-    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
-    return sorted(filter(_has_pictures, MODEL_MAPPING_NAMES))
+    return sorted(filter(_has_pictures, types_of(MODEL_MAPPING)))
 
 
 def _has_pictures(model_type: str) -> bool:
     """Tell whether the library has one model of a type, and its config speaks of pictures."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-    from transformers.models.auto.modeling_auto import MODEL_MAPPING_NAMES
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
-    if model_type not in MODEL_MAPPING_NAMES or CONFIG_MAPPING[model_type].sub_configs:
+    if model_type not in CONFIG_MAPPING:
         return False
-    return any(hasattr(CONFIG_MAPPING[model_type], key) for key in _OF_PICTURES)
+    made: Any = CONFIG_MAPPING[model_type]
+    return made in MODEL_MAPPING and not made.sub_configs and any(hasattr(made, key) for key in _OF_PICTURES)
 
 
 def tower_class(config: Any) -> Any:

@@ -110,7 +110,7 @@ def try_family(model_type: str) -> tuple[TriedFamily, ...]:
     """
     specs = {(spec.name, _part_of(spec)): spec for _, spec in installed_modules("")}
     every = installed_families()
-    found = [one for one in every if one.model_type == model_type]
+    found = [one for one in every if one.model_type == model_type] or _unlisted(model_type, specs.values())
     if not found:
         near = difflib.get_close_matches(model_type, [one.model_type for one in every], n=1)
         raise ConfigError(
@@ -120,6 +120,15 @@ def try_family(model_type: str) -> tuple[TriedFamily, ...]:
             fix=f"Did you mean {near[0]!r}?" if near else "`mimo models` lists them.",
         )
     return tuple(_tried(one, specs[one.plugin, one.part]) for one in found)
+
+
+def _unlisted(model_type: str, specs: Iterable[ModuleSpec]) -> list[ReadFamily]:
+    """Return what reads a family that it doesn't list, as one that was registered with its library in this process."""
+    reading = [spec for spec in specs if spec.hf_any is not None and spec.hf_any.of(model_type) is not None]
+    return [
+        attrs.evolve(_family(model_type, spec, _part_of(spec), None, named=False), first=not place)
+        for place, spec in enumerate(reading)
+    ]
 
 
 def try_folder(folder: Path) -> tuple[TriedFamily, ...]:
