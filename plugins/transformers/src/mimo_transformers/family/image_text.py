@@ -28,9 +28,13 @@ def is_image_text(model_type: str) -> bool:
 
 def image_text_types() -> tuple[str, ...]:
     """Return the types of all such models."""
-    from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
 
-    return tuple(filter(is_image_text, types_of(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING)))
+    every = types_of(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING)
+    return tuple(sorted(filter(is_image_text, every)))
 
 
 def image_text_class(config: Any) -> Any:

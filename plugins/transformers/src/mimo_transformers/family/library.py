@@ -6,7 +6,7 @@ import contextlib
 import difflib
 import importlib
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any
@@ -55,15 +55,14 @@ def config_of(model_type: str, values: Mapping[str, Any], *, where: str = "modul
         ) from error
 
 
-def types_of(mapping: Any) -> Iterator[str]:
-    """Yield the model types of which one of the library's mappings has a class, those that were registered with it too.
+def types_of(names: Iterable[str], mapping: Iterable[Any]) -> set[str]:
+    """Return the model types of which one of the library's mappings has a class, those that were registered too.
 
     Args:
-        mapping: of classes of configs, as ``MODEL_FOR_CAUSAL_LM_MAPPING``.
+        names: the library's own, as ``MODEL_FOR_CAUSAL_LM_MAPPING_NAMES``; several may share one class of configs.
+        mapping: by class of configs, as ``MODEL_FOR_CAUSAL_LM_MAPPING``. No other configs are imported.
     """
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
-    return (model_type for model_type in CONFIG_MAPPING if CONFIG_MAPPING[model_type] in mapping)
+    return {*names, *(config.model_type for config in mapping)}
 
 
 def is_causal(model_type: str) -> bool:
@@ -112,10 +111,12 @@ def _text_class(model_type: str) -> Any:
 def causal_types() -> list[str]:
     """Return every model type of which `is_causal`."""
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
     texts = (one for one in CONFIG_MAPPING if one.endswith(TEXT))
-    return sorted(filter(is_causal, {*types_of(MODEL_FOR_CAUSAL_LM_MAPPING), *texts}))
+    return sorted(
+        filter(is_causal, {*types_of(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_FOR_CAUSAL_LM_MAPPING), *texts})
+    )
 
 
 @cache
@@ -179,9 +180,9 @@ def is_tower(model_type: str) -> bool:
 
 def tower_types() -> list[str]:
     """Return every model type that may be one of which `is_tower`; that is known once its class is imported."""
-    from transformers.models.auto.modeling_auto import MODEL_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_MAPPING, MODEL_MAPPING_NAMES
 
-    return sorted(filter(_has_pictures, types_of(MODEL_MAPPING)))
+    return sorted(filter(_has_pictures, types_of(MODEL_MAPPING_NAMES, MODEL_MAPPING)))
 
 
 def _has_pictures(model_type: str) -> bool:
