@@ -49,9 +49,15 @@ def features(item: pytest.Function) -> set[str]:
 
 
 def once(item: pytest.Function) -> set[str]:
-    """Return what has to be shown in some case: its function, and the values of parameters that are named for it."""
+    """Return what has to be shown in some case: its function, and the values of parameters that are named for it.
+
+    Raises:
+        pytest.UsageError: no such parameter.
+    """
     test = f"{item.path.stem} {item.originalname}"
     named = {name for mark in item.iter_markers("each") for name in mark.args}
+    if unknown := named - item.callspec.params.keys():
+        raise pytest.UsageError(f"{item.nodeid}: each: expected its parameters, got {sorted(unknown)}")
     return {test, *(f"{test} {name} {value}" for name, value in item.callspec.params.items() if name in named)}
 
 
