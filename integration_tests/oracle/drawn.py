@@ -12,17 +12,14 @@ from tempfile import TemporaryDirectory
 
 from drawing import draw
 from jobs import make_job, prepare
-from oracle import Oracle, differences
-from tables import AXES_KEYS, Table, alone
-from test_oracle_lora import drawn, run_adapted, run_plainly
-from truth import Truth, run_plain
+from oracle import Oracle
+from tables import AXES_KEYS, Table
+from test_oracle_lora import run_adapted, run_plainly
 
 from mimo.hooks import ConfigError
 from mimo.testing import Pool, RanksError
 from mimo.trainer.runtime import check_patterns_of
 
-SEEDS = 3
-"""So many are asked where rounding is large."""
 BALANCES = ("cost", "count")
 LINES = 10
 """So many lines are shown of what differs."""
@@ -79,38 +76,12 @@ def describe(settings: Table) -> str:
     return "; ".join(filter(None, parts))
 
 
-def run_nudged(rank: int, settings: Table) -> Truth:
-    """Train by a plain loop, from weights that are the next numbers of what they would be."""
-    with drawn():
-        return run_plain(rank, settings, nudged=True)
-
-
-def assess(pool: Pool, oracle: Oracle, settings: Table) -> tuple[Table, str]:
-    """Return settings with a seed that can be judged, and how they differ from the truth or how ranks failed.
-
-    Where rounding alone may be why numbers differ, each by no more than it explains, the next seed is asked; the last
-    one that is asked must not differ at all.
-    """
-    wrong = ""
-    for asked in range(SEEDS):
-        if asked:
-            settings = {**settings, "run": {**settings["run"], "seed": settings["run"]["seed"] + 1}}
-        try:
-            settings = oracle.clear(settings)
-            truth, found = oracle.truth(settings), oracle.run(settings)
-        except RanksError as error:
-            return settings, "\n".join(str(error).splitlines()[-LINES:])
-        moments = settings["optimizer"].get("moments", "fp32")
-        lines = list(differences(truth, found, moments=moments))
-        wrong = "\n".join(lines)
-        if not lines:
-            break
-        (nudged,) = pool.run(1, run_nudged, alone(settings))
-        if any(differences(truth, found, nudged=nudged, moments=moments)):
-            break
-        seed = settings["run"]["seed"]
-        print(f"     seed {seed}: rounding may be why {len(lines)} differ, as {lines[0]}", flush=True)
-    return settings, wrong
+def assess(oracle: Oracle, settings: Table) -> tuple[Table, str]:
+    """Return what `Oracle.assess` does, or how ranks failed."""
+    try:
+        return oracle.assess(settings)
+    except RanksError as error:
+        return settings, "\n".join(str(error).splitlines()[-LINES:])
 
 
 def check(seed: int, indices: Iterable[int]) -> int:
@@ -129,7 +100,7 @@ def check(seed: int, indices: Iterable[int]) -> int:
             failed = False
             for balance in BALANCES:
                 settings = {**settings, "data": {**settings["data"], "balance": balance}}
-                settings, wrong = assess(pool, oracle, settings)
+                settings, wrong = assess(oracle, settings)
                 print(f"{'FAIL' if wrong else 'ok  '} {index}: {describe(settings)}", flush=True)
                 for line in wrong.splitlines()[:LINES]:
                     print(f"     {line}")

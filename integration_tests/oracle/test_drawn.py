@@ -68,7 +68,7 @@ def test_some_of_what_is_drawn_equals_one_process(number: int, pool: Pool, tmp_p
     oracle = Oracle(pool, tmp_path, plain=run_plainly, layout=run_adapted)
     settings = next(filter(lambda one: refusal(one) is None, (draw(generator(0, at)) for at in count(number, COUNT))))
     for balance in BALANCES:
-        settings, wrong = assess(pool, oracle, {**settings, "data": {**settings["data"], "balance": balance}})
+        settings, wrong = assess(oracle, {**settings, "data": {**settings["data"], "balance": balance}})
         assert not wrong, f"{describe(settings)}: {wrong}"
 
 

@@ -67,10 +67,10 @@ def run_adapted(rank: int, settings: Table) -> Outcome:
         return run_layout(rank, settings)
 
 
-def run_plainly(rank: int, settings: Table) -> Truth:
+def run_plainly(rank: int, settings: Table, *, nudged: bool = False) -> Truth:
     """Train by a plain loop."""
     with drawn():
-        return run_plain(rank, settings)
+        return run_plain(rank, settings, nudged=nudged)
 
 
 def check(pool: Pool, settings: Table) -> str:
