@@ -215,6 +215,18 @@ def guard_of(members: Mapping[str, frozenset[str]], *, absent: Iterable[str]) ->
     return "\n".join(lines)
 
 
+@nox.session(allow_parallel=True)
+def lint(session: nox.Session) -> None:
+    """Check style, format and types of everything, tests included."""
+    install(session, everything(), "lint", tested=MEMBERS)
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    sources = [str(folder / "src") for folder in FOLDERS]
+    others = [*(folder / "tests" for folder in FOLDERS), *(ROOT / folder for folder in PROGRAMS)]
+    programs = [str(folder) for folder in others if any(folder.rglob("*.py"))]
+    session.run("mypy", *sources, *programs, "conftest.py", "noxfile.py", env={"MYPYPATH": os.pathsep.join(sources)})
+
+
 OLDEST = (("mimo-transformers", "transformers"),)
 """Members that are tested with the oldest release of a library that they allow, as some machines have no other."""
 
@@ -274,18 +286,6 @@ def affected(session: nox.Session) -> None:
     session.log(f"reached: {', '.join(names) or 'none'}")
     for name in names:
         session.notify(name, posargs=())
-
-
-@nox.session(allow_parallel=True)
-def lint(session: nox.Session) -> None:
-    """Check style, format and types of everything, tests included."""
-    install(session, everything(), "lint", tested=MEMBERS)
-    session.run("ruff", "check", ".")
-    session.run("ruff", "format", "--check", ".")
-    sources = [str(folder / "src") for folder in FOLDERS]
-    others = [*(folder / "tests" for folder in FOLDERS), *(ROOT / folder for folder in PROGRAMS)]
-    programs = [str(folder) for folder in others if any(folder.rglob("*.py"))]
-    session.run("mypy", *sources, *programs, "conftest.py", "noxfile.py", env={"MYPYPATH": os.pathsep.join(sources)})
 
 
 def run_beside_tests(session: nox.Session, program: str) -> None:

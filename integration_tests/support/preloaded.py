@@ -1,6 +1,15 @@
-"""What commands would import first, for the process that they are forked from: see `commands.start`."""
+"""All of ours that commands may import, for the process that they are forked from: see `commands.start`."""
 
-from mimo.trainer import Trainer, generate
-from mimo.trainer.runtime import check_source, load_model, measure_job, train_rank
+import pkgutil
+from importlib import import_module
+from importlib.metadata import entry_points
 
-__all__ = ["Trainer", "check_source", "generate", "load_model", "measure_job", "train_rank"]
+import mimo
+
+_FOUND = entry_points()
+for _group in _FOUND.groups:
+    for _entry in _FOUND.select(group=_group) if _group.startswith("mimo.") else ():
+        _entry.load()
+for _module in pkgutil.walk_packages(mimo.__path__, "mimo."):
+    if not _module.name.endswith("__main__"):
+        import_module(_module.name)

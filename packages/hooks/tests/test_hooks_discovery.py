@@ -48,6 +48,23 @@ def animals_can_be_imported(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "animals", animals)
 
 
+def test_what_is_installed_or_removed_while_a_program_runs_is_seen(shelf: Shelf, tmp_path: Path) -> None:
+    """As in a notebook; what was found is not looked for again as long as nothing changes."""
+    assert not discover(ANIMALS).entries
+    source = """
+        from mimo.hooks import hookimpl
+        from animals import AnimalSpec
+        @hookimpl
+        def mimo_register_animals():
+            return [AnimalSpec(name="spider", legs=8)]
+        """
+    shelf.add("mimo-spiders", {ANIMALS.group: {"spiders": "spiders"}}, spiders=source)
+    assert discover(ANIMALS).entries == discover(ANIMALS).entries
+    assert discover(ANIMALS).find("spider", "zoo").legs == 8
+    shutil.rmtree(tmp_path / "mimo_spiders-1.5.dist-info")
+    assert not discover(ANIMALS).entries
+
+
 def registers(*specs: str) -> str:
     """Return the source of a plugin that registers these specs, each written as an expression."""
     return f"""

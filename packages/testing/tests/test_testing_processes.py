@@ -29,6 +29,26 @@ def test_a_program_has_words_folder_environment_streams_and_code(tmp_path: Path,
     assert (ended.code, ended.out.split(), ended.err) == (3, [str(tmp_path), *words, "me"], "no\n")
 
 
+def test_a_program_finds_imported_what_this_process_can_import(tmp_path: Path) -> None:
+    """From any folder of its path; of Python 3.11 the process that forks is given none."""
+    (tmp_path / "early.py").write_text("")
+    forking = tmp_path / "forking.py"
+    forking.write_text(f"""
+import sys
+from mimo.testing import start
+
+def say(*words):
+    print("early" in sys.modules)
+
+if __name__ == "__main__":
+    sys.path.append({str(tmp_path)!r})
+    with start(call=say, preload=["early"]) as started:
+        print(started.wait().printed)
+""")
+    with start(forking, program=(sys.executable,)) as started:
+        assert started.wait().printed.split() == ["True"]
+
+
 def test_what_a_program_leaves_behind_is_an_error_and_ends(tmp_path: Path) -> None:
     """A child in a session of its own too."""
     path = tmp_path / "program.py"

@@ -5,9 +5,12 @@ Two entry points of one name in one group are refused here, for plain `importlib
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable
+from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
 from typing import TypeVar
 
 import attrs
@@ -47,7 +50,7 @@ def installed(given: Iterable[EntryPoint] | None) -> tuple[EntryPoint, ...]:
     All groups, since one module may serve several of them.
     """
     found = _of_environment() if given is None else given
-    ours = [point for point in found if point.group.startswith(f"{PROJECT}.")]
+    ours = [point for point in found if _is_ours(point.group)]
     sharing = Counter((point.group, point.name) for point in ours)
 
     def place(point: EntryPoint) -> tuple[str, str, str, str]:
@@ -104,10 +107,28 @@ def ask_each(group: str, points: Collection[EntryPoint], ask: Callable[[EntryPoi
 
 
 def _of_environment() -> Iterable[EntryPoint]:
-    """Yield the entry points of each distribution once: the first on the path, as for imports."""
+    """Return our entry points of each distribution once: the first on the path, as for imports."""
+    return _found_on(tuple(map(_place_and_time, sys.path)))
+
+
+def _place_and_time(path: str) -> tuple[str, int]:
+    """Return a folder of the path and when something in it was installed or removed last."""
+    place = Path(path).absolute()
+    try:
+        return str(place), place.stat().st_mtime_ns
+    except OSError:
+        return str(place), 0
+
+
+@lru_cache(maxsize=1)
+def _found_on(_path: tuple[tuple[str, int], ...]) -> tuple[EntryPoint, ...]:
+    """Return our entry points on the path as it is now: to read what all distributions say takes long."""
     everything = entry_points()
-    for group in everything.groups:
-        yield from everything.select(group=group)
+    return tuple(point for group in everything.groups if _is_ours(group) for point in everything.select(group=group))
+
+
+def _is_ours(group: str) -> bool:
+    return group.startswith(f"{PROJECT}.")
 
 
 def _check_name(point: EntryPoint, points: Collection[EntryPoint]) -> None:

@@ -19,7 +19,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing import connection
+from multiprocessing import connection, forkserver
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -170,6 +170,7 @@ def start(
         ours["PYTHONPATH"] = os.pathsep.join([str(path), *filter(None, [os.environ.get("PYTHONPATH")])])
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(list(preload))
+    _ensure_forkserver()
     (out, its_out), (err, its_err) = context.Pipe(duplex=False), context.Pipe(duplex=False)
     then = (_execute, *map(str, program)) if program else (_call, call, path)
     process = context.Process(target=_begin, args=(its_out, its_err, cwd or Path.cwd(), ours, *then, *map(str, words)))
@@ -185,6 +186,21 @@ def start(
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
             process.join()
+
+
+def _ensure_forkserver() -> None:
+    """Start what processes are forked from, if none runs: it finds the modules that this process finds.
+
+    Of Python 3.11 it is given no paths, and passes over what it doesn't find.
+    """
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)
+    try:
+        forkserver.ensure_running()
+    finally:
+        del os.environ["PYTHONPATH"]
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
 
 
 def _begin(

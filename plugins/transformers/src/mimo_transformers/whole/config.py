@@ -26,8 +26,7 @@ class HfImagesConfig(HfConfig):
 
     images: Mapping[str, Any] = attrs.field(factory=dict)
 
-    def library(self) -> Any:
-        """Return the library's config of the whole model."""
+    def _make(self) -> Any:
         library = self._library("config")
         if not is_image_text(self.model_type):
             raise ConfigError("config.model_type", expected="a model of images and text", got=repr(self.model_type))
