@@ -20,6 +20,8 @@ from mimo.testing import fork_ranks
 
 # Before anything imports torch: a parent whose pool of threads has run would hang its forked children.
 os.environ["OMP_NUM_THREADS"] = "1"
+# Compilers would start processes of their own beside the tests, which keep all cores busy.
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
 # What trials of models find is kept for as long as these tests run, as it is for users: ranks of a test share it too.
 if "PYTEST_XDIST_WORKER" not in os.environ:  # workers have it from whom they work for
     os.environ["MIMO_TRIALS"] = tempfile.mkdtemp(prefix="trials-")
