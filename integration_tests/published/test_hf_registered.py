@@ -127,6 +127,15 @@ def test_a_registered_family_is_what_its_class_is(plugin: str, model_type: str, 
 
 
 @pytest.mark.usefixtures("registered")
+def test_registered_families_are_listed() -> None:
+    """Each by the plugin of its kind, with no record of a test."""
+    lines = here("models").printed.splitlines()
+    for model_type, plugin in (("fading_llama", "hf-decoder"), ("fading_siglip", "hf-encoder")):
+        (line,) = [line for line in lines if model_type in line]
+        assert line.startswith(f"{plugin} was never tried with 1, and tries one before it is built: "), line
+
+
+@pytest.mark.usefixtures("registered")
 def test_a_registered_family_goes_in_and_out(tmp_path: Path) -> None:
     """By the commands, to the bit."""
     keys = shrink(transformers.AutoConfig.for_model("fading_llama"), vocab_size=15)

@@ -53,9 +53,9 @@ def test_families_are_those_of_the_record_while_it_is_of_the_installed_library(m
     towers = recorded(HF_ENCODER)
     (version,) = {one.version for one in towers.values()}
     monkeypatch.setattr(record, "version", lambda _name: version.partition(" ")[2])
-    assert record.known("hf-encoder", list) == tuple(towers)
+    assert record.known("hf-encoder", list, is_tower) == tuple(towers)
     monkeypatch.setattr(record, "version", lambda _name: "4")
-    assert record.known("hf-encoder", lambda: ["other"]) == ["other"]
+    assert record.known("hf-encoder", lambda: ["other"], is_tower) == ["other"]
 
 
 def test_the_library_lists_what_might_be_read() -> None:

@@ -24,6 +24,7 @@ from mimo_transformers.family.library import (
     new_network,
     new_tower,
     quiet,
+    registered_types,
     tower_class,
     tower_types,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "quiet",
     "rates_in",
     "refused_rates",
+    "registered_types",
     "shrink",
     "thin",
     "tower_class",

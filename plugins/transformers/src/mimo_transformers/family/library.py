@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import difflib
 import importlib
+import sys
 import threading
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -63,6 +64,15 @@ def types_of(names: Iterable[str], mapping: Iterable[Any]) -> set[str]:
         mapping: by class of configs, as ``MODEL_FOR_CAUSAL_LM_MAPPING``. No other configs are imported.
     """
     return {*names, *(config.model_type for config in mapping)}
+
+
+def registered_types() -> list[str]:
+    """Return the model types that were registered with the library in this process, beside its own.
+
+    There are none where nobody has imported it, which takes a second.
+    """
+    auto: Any = sys.modules.get("transformers.models.auto.configuration_auto")
+    return [] if auto is None else [one for one in auto.CONFIG_MAPPING.keys() if one not in auto.CONFIG_MAPPING_NAMES]  # noqa: SIM118 - an iterator of it makes every config
 
 
 def is_causal(model_type: str) -> bool:

@@ -223,9 +223,9 @@ def _families(of: Callable[[str], HfFamily | None], listed: Callable[[], Sequenc
     return HfFamilies(of=of, type_of=lambda config: str(config.model_type), known=listed)
 
 
-CAUSAL = _families(_of, partial(known, "hf-decoder", causal_types))
+CAUSAL = _families(_of, partial(known, "hf-decoder", causal_types, is_causal))
 """Every language model of the installed library."""
 IMAGES = _families(_of_image_text, image_text_types)
 """Every whole image-text model of it, of which the half that makes rows of images is meant; few are recorded."""
-TOWERS = _families(_of_tower, partial(known, "hf-encoder", tower_types))
+TOWERS = _families(_of_tower, partial(known, "hf-encoder", tower_types, is_tower))
 """Every model of it that sees pictures of one size."""

@@ -7,18 +7,22 @@ from importlib.metadata import version
 from pathlib import Path
 
 from mimo.model import read_hf_tested
+from mimo_transformers.family import registered_types
 
 RECORD = Path(__file__).with_name("parity.json")
 """What was found of families that were tested beside the library."""
 
 
-def known(plugin: str, look_up: Callable[[], Sequence[str]]) -> Sequence[str]:
+def known(plugin: str, look_up: Callable[[], Sequence[str]], is_one: Callable[[str], bool]) -> Sequence[str]:
     """Return the model types of a plugin: those of the record where it is of the installed library, else its own.
 
     Args:
         plugin: name of it.
-        look_up: lists the installed library's, in some seconds.
+        look_up: lists the installed library's and those that were registered with it, in some seconds.
+        is_one: tells of a registered one whether it is of the plugin's kind.
     """
     found = read_hf_tested(RECORD, plugin)
     installed = f"transformers {version('transformers')}"
-    return tuple(found) if found and all(one.version == installed for one in found.values()) else look_up()
+    if not found or any(one.version != installed for one in found.values()):
+        return look_up()
+    return (*found, *(one for one in registered_types() if one not in found and is_one(one)))

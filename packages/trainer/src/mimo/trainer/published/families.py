@@ -123,7 +123,7 @@ def try_family(model_type: str) -> tuple[TriedFamily, ...]:
 
 
 def _unlisted(model_type: str, specs: Iterable[ModuleSpec]) -> list[ReadFamily]:
-    """Return what reads a family that it doesn't list, as one that was registered with its library in this process."""
+    """Return what reads a family that it doesn't list."""
     reading = [spec for spec in specs if spec.hf_any is not None and spec.hf_any.of(model_type) is not None]
     return [
         attrs.evolve(_family(model_type, spec, _part_of(spec), None, named=False), first=not place)
