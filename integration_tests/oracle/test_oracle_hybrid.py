@@ -193,7 +193,7 @@ PLUGINS: Mapping[str, Mapping[str, Any]] = {
         ("distributed full", "hybrid full", "colocated lanes"),
         pytest.param("hybrid 0.3", "adamw", "colocated lanes", marks=pytest.mark.soak),
         pytest.param("hybrid 1", "hybrid 0.3", "disjoint lanes, sequence parallel", marks=pytest.mark.soak),
-        pytest.param("hybrid full", "distributed full", "pipelines in both", marks=pytest.mark.soak),
+        ("hybrid full", "distributed full", "pipelines in both"),
     ],
 )
 def test_another_plugin_goes_on_to_the_bit(before: str, after: str, layout: str, tmp_path: Path, pool: Workers) -> None:

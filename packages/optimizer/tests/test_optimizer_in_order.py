@@ -15,6 +15,7 @@ from torch.distributed.tensor import DTensor, Replicate
 from mimo.hooks import RunError
 from mimo.optimizer import ModuleParameters
 from mimo.optimizer.runtime import InOrder, _replicate, replicate
+from mimo.testing import fork_ranks
 from mimo.topology import Grid, Module, ModuleGraph
 from mimo.topology.meshes import Meshes, as_parameter
 
@@ -215,3 +216,17 @@ def _begun(rank: int) -> list[str]:
 def test_in_order_sums_begin_while_layers_add_to_their_pieces(run_ranks: Callable[..., list[Any]]) -> None:
     """A parameter's gradient is final when autograd has given it to the piece of it that lies here."""
     assert run_ranks(2, _begun) == 2 * [["sum", "sum", "sum", "over"]]
+
+
+def _versions_after_a_sum(_rank: int, count: int) -> list[int]:
+    gradients = [torch.ones(3) for _ in range(count)]
+    before = [one._version for one in gradients]
+    _replicate.sum_over(dist.group.WORLD, gradients)  # type: ignore[arg-type]
+    assert all(one.tolist() == [2.0] * 3 for one in gradients)
+    return [one._version - was for one, was in zip(gradients, before, strict=True)]
+
+
+@pytest.mark.parametrize("count", [1, 2])
+def test_whoever_looks_at_a_gradient_sees_that_it_was_summed(count: int) -> None:
+    """By its version, one that is summed where it lies too; collectives alone change none."""
+    assert all(min(versions) > 0 for versions in fork_ranks(2, _versions_after_a_sum, count))

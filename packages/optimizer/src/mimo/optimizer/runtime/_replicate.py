@@ -15,6 +15,7 @@ from typing import TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.autograd.graph import increment_version
 
 from mimo.optimizer._specs import DeferredGrads, ModuleParameters, Prepared
 from mimo.optimizer.runtime._adamw import zeros_like
@@ -63,7 +64,8 @@ class FlatSum:
         """Wait for the sums, and leave them in the place of the gradients."""
         for work, flat, gradients in self._works:
             work.wait()
-            if not gradients:  # the message was the gradient itself
+            if not gradients:  # the message was the gradient itself, to which collectives write unseen
+                increment_version(flat)
                 continue
             sums = torch.split(flat, [gradient.numel() for gradient in gradients])
             torch._foreach_copy_(gradients, [sum_.view_as(to) for sum_, to in zip(sums, gradients, strict=True)])
