@@ -19,7 +19,7 @@ def known(plugin: str, look_up: Callable[[], Sequence[str]], is_one: Callable[[s
     Args:
         plugin: name of it.
         look_up: lists the installed library's and those that were registered with it, in some seconds.
-        is_one: tells of a registered one whether it is of the plugin's kind.
+        is_one: whether a registered one is of the plugin's kind.
     """
     found = read_hf_tested(RECORD, plugin)
     installed = f"transformers {version('transformers')}"
