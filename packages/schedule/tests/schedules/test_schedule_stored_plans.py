@@ -13,11 +13,17 @@ from typing import Any
 import pytest
 
 from mimo.schedule import Costs
+from mimo.schedule.ahead import plugin as ahead
 from mimo.schedule.schedules import gpipe, interleaved, one_forward_one_backward, zero_bubble
 from mimo.topology import Grid, Module, ModuleGraph
 
-PLUGINS: Mapping[str, Any] = {"1f1b": one_forward_one_backward, "gpipe": gpipe, "interleaved": interleaved}
-"""Those without a config; the others are forms of zero-bubble."""
+PLUGINS: Mapping[str, Any] = {
+    "1f1b": one_forward_one_backward,
+    "gpipe": gpipe,
+    "interleaved": interleaved,
+    "ahead": ahead,
+}
+"""Those whose config may be left out; the others are forms of zero-bubble."""
 
 
 def _module(
@@ -78,6 +84,10 @@ STORED: Mapping[str, str] = {
     "v": """
         7416d9bd bdf9314a 9f1caeb3 2ae045bc a81ff81d 962939ff 07e94e3a 30e52748 fa8e2d85 ca22ac15
         cb63fa74 b7db5a23 292f92e2 76cab939 964045b1 0024b033 6f7083b4 e4c1b702 b64ef4f8 6b3cbb5b
+    """,
+    "ahead": """
+        b4f6b3f9 bb855e56 fd9f9389 275e9cf2 82a5ea57 01dbf65d 9d82e5f1 afbca542 20fc203b 331cc0dd
+        4b11b3ce 28177c93 af07f318 44522885 98e469c8 4bd93e3e 01ef9dcb b2f09c0d 394d24e5 29beab6b
     """,
 }
 """By schedule, in the order of `CASES`."""
