@@ -14,6 +14,7 @@ from typing import Any, TypeAlias
 import attrs
 import transformers
 from bounds import GRADIENTS
+from oracle import ROUNDING
 from torch import Tensor
 
 from mimo.hooks import UserError
@@ -39,12 +40,15 @@ class Difference:
         outputs: of logits or rows, over the largest; None where they weren't compared.
         gradients: of the parameter that differs most, over its own norm.
         worst: that parameter.
+        rounding: by how much the library's own gradients change where each weight begins as the next number; 0 where
+            nothing needed that to be known.
     """
 
     loss: float
     outputs: float | None
     gradients: float
     worst: str = ""
+    rounding: float = 0.0
 
     @property
     def problem(self) -> str:
@@ -52,7 +56,8 @@ class Difference:
         return self.problem_within(GRADIENTS)
 
     def problem_within(self, gradients: float) -> str:
-        """Return the same with another bound of gradients."""
+        """Return the same with another bound of gradients, which may differ by `oracle.ROUNDING` times the rounding."""
+        gradients = max(gradients, ROUNDING * self.rounding)
         each = {
             "the loss": (self.loss, LOSS),
             **({} if self.outputs is None else {"outputs": (self.outputs, OUTPUTS)}),
@@ -158,7 +163,7 @@ def _largest(every: Iterable[Difference]) -> Difference:
     ranks = list(every)
     worst = max(ranks, key=lambda one: one.gradients)
     loss, outputs = (max(getattr(one, name) for one in ranks) for name in ("loss", "outputs"))
-    return Difference(loss=loss, outputs=outputs, gradients=worst.gradients, worst=worst.worst)
+    return attrs.evolve(worst, loss=loss, outputs=outputs)
 
 
 def difference_of(

@@ -16,6 +16,7 @@ from bounds import gradient_bound
 from parity import Difference, Kind, Tensors, difference_of
 from torch import Tensor
 from torch.nn import functional
+from truth import nudge
 
 from mimo.model import LanguageModelSpec, Stage
 from mimo.model.runtime import NO_LABEL, LanguageBatch, read_hf, write_hf
@@ -105,7 +106,18 @@ def measure(
             outputs=(torch.cat(logits), torch.cat([library.logits[lane] for lane in lanes])),
             gradients=(other.ours(built.gradients()), library.gradients),
         )
+        if found[name].gradients > gradient_bound(config):
+            found[name] = attrs.evolve(found[name], rounding=_rounding(other, library))
     return found
+
+
+def _rounding(other: Beside, library: Library) -> float:
+    """Return by how much the library's gradients change where each weight begins as the next number."""
+    other.network.zero_grad()
+    with torch.no_grad():
+        nudge(other.network.parameters())
+    moved = _library(other)
+    return difference_of(losses=(moved.loss, library.loss), gradients=(moved.gradients, library.gradients)).gradients
 
 
 def _bridged(built: BuiltLanguage, config: HfDecoderConfig) -> Beside:

@@ -79,7 +79,11 @@ def plain(outcome: Outcome) -> dict[str, Any]:
     found = attrs.asdict(outcome)
     found["leak"] = _rounded(found["leak"])
     found["differences"] = {
-        layout: {name: _rounded(one[name]) for name in ("loss", "outputs", "gradients")}
+        layout: {
+            name: _rounded(one[name])
+            for name in ("loss", "outputs", "gradients", "rounding")
+            if name != "rounding" or one[name]
+        }
         for layout, one in found["differences"].items()
     }
     return found

@@ -84,7 +84,9 @@ def test_the_record_has_every_family_of_the_library() -> None:
     record = read(RECORDS)
     if {one["version"] for of in record.values() for one in of.values()} != {VERSION}:
         pytest.skip("recorded of another library")
-    assert {plugin: sorted(of) for plugin, of in record.items()} == families()
+    assert {plugin: sorted(of) for plugin, of in record.items()} == {
+        plugin: sorted(of) for plugin, of in families().items()
+    }
 
 
 def test_the_page_is_that_of_the_record() -> None:
@@ -230,6 +232,10 @@ def test_a_difference_is_seen() -> None:
     assert problem(gradients=({"a": one}, {"a": one, "b": one})) == "the gradient of b by 1.0e+00"
     assert problem(outputs=None) == ""
     assert attrs.evolve(Difference(loss=0.0, outputs=0.0, gradients=0.0), outputs=float("nan")).problem
+    rounded = Difference(loss=0.0, outputs=0.0, gradients=1.2e-5, worst="a")
+    assert rounded.problem == "the gradient of a by 1.2e-05"
+    assert attrs.evolve(rounded, rounding=3e-6).problem == ""
+    assert attrs.evolve(rounded, rounding=2e-6).problem
 
 
 def test_reasons_are_of_one_line() -> None:

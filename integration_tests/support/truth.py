@@ -104,7 +104,7 @@ def run_plain(
         f"{name}.{path}": value for name, part in parts.items() for path, value in part.module.named_parameters()
     }
     if nudged:
-        _nudge(weights.values())
+        nudge(weights.values())
     trained = {name: value for name, value in weights.items() if value.requires_grad}
     rules = PlainRules(settings, trained)
     optimizer = rules.make_adamw()
@@ -410,8 +410,8 @@ def _build(job: Job, *, device: torch.device, dtype: torch.dtype) -> dict[str, P
 
 
 @torch.no_grad()
-def _nudge(weights: Iterable[Tensor]) -> None:
-    """Move each number to the next one, up or down."""
+def nudge(weights: Iterable[Tensor]) -> None:
+    """Move each number to the next one, up or down; without gradients."""
     generator = torch.Generator().manual_seed(0)
     for value in weights:
         way = torch.where(torch.rand(value.shape, generator=generator) < 0.5, math.inf, -math.inf)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import partial
+from functools import cache, cached_property, partial
 
 import attrs
 import torch
@@ -22,6 +23,10 @@ _TOLERANCE = 1e-5
 _STYLE = re.compile("[a-z_]+")
 _SMALL_GRADIENT = 1e-3
 """Share of the whole gradient's norm below which a parameter's is compared with that share instead of itself."""
+_ROUNDING = 5
+"""Two ranks round otherwise than one: by so many times what changes where each parameter begins as the next number."""
+_MOST_ROUNDING = 1e-3
+"""What is further off is wrong, however much of a model rounding changes."""
 
 
 def find_plan(
@@ -39,10 +44,11 @@ def find_plan(
         plans: to try.
     """
     whole, problem = _gradients(make(), run, {}), ""
+    truth = _Truth(whole=whole, rounding=cache(partial(_rounding, whole, make, run)))
     for plan in plans:
         acts = [partial(_on_rank, make(), run, split, plan) for _ in range(_RANKS)]
         try:
-            return attrs.evolve(plan, summed=frozenset(_summed(whole, on_threads(acts))))
+            return attrs.evolve(plan, summed=frozenset(_summed(truth, on_threads(acts))))
         except _WrongError as error:
             problem = problem or str(error)
         except Exception as error:  # noqa: BLE001 - whatever a model of the library does when it is cut
@@ -113,31 +119,66 @@ def _gradients(module: nn.Module, run: Callable[[nn.Module], Tensor], splits: Ma
     return _Gradients(loss=loss.item(), found=found, splits=splits)
 
 
-def _summed(whole: _Gradients, ranks: list[_Gradients]) -> Iterator[str]:
+@attrs.frozen(kw_only=True)
+class _Truth:
+    """What one process finds, and how far from it two ranks may be.
+
+    Args:
+        whole: its gradients.
+        rounding: returns by path how far these move where each parameter begins as the next number.
+    """
+
+    whole: _Gradients
+    rounding: Callable[[], Mapping[str, float]]
+
+    @cached_property
+    def floor(self) -> float:
+        """What a gradient's norm counts as at least."""
+        return _SMALL_GRADIENT * float(torch.stack([one.norm() for one in self.whole.found.values()]).norm())
+
+    def fits(self, path: str, *found: Tensor) -> bool:
+        """Whether each of these is the gradient of a parameter."""
+        wanted = self.whole.found[path]
+        if any(one.shape != wanted.shape for one in found):
+            return False
+        off, size = max(float((one - wanted).norm()) for one in found), max(float(wanted.norm()), self.floor)
+        if off <= _TOLERANCE * size:
+            return True
+        return off <= _MOST_ROUNDING * size and off <= _ROUNDING * self.rounding()[path]
+
+
+def _rounding(
+    whole: _Gradients, make: Callable[[], nn.Module], run: Callable[[nn.Module], Tensor]
+) -> Mapping[str, float]:
+    """Return by path how far a gradient moves where each parameter begins as the next number, up or down."""
+    module = make()
+    for parameter in module.parameters():
+        up = torch.randint(2, parameter.shape).bool()
+        parameter.copy_(torch.nextafter(parameter, torch.where(up, math.inf, -math.inf).to(parameter)))
+    moved = _gradients(module, run, {})
+    return {path: float((moved.found[path] - one).norm()) for path, one in whole.found.items()}
+
+
+def _summed(truth: _Truth, ranks: list[_Gradients]) -> Iterator[str]:
     """Yield the general paths of copied parameters whose gradient is the sum of the ranks'.
 
     Raises:
         _WrongError: a gradient isn't that of one process, whether taken as it is or summed.
     """
+    loss = truth.whole.loss
     if all(split.dim is None or split.experts for split in ranks[0].splits.values()):
         raise _WrongError("nothing is cut")
-    if any(abs(rank.loss - whole.loss) > _TOLERANCE * abs(whole.loss) for rank in ranks):
-        raise _WrongError(f"the loss of a small one on {len(ranks)} ranks is {ranks[0].loss}, and {whole.loss} on one")
-    floor = _SMALL_GRADIENT * float(torch.stack([one.norm() for one in whole.found.values()]).norm())
-    for path, wanted in whole.found.items():
+    if any(abs(rank.loss - loss) > _TOLERANCE * abs(loss) for rank in ranks):
+        raise _WrongError(f"the loss of a small one on {len(ranks)} ranks is {ranks[0].loss}, and {loss} on one")
+    for path in truth.whole.found:
         split, pieces = ranks[0].splits.get(path, Split()), [rank.found[path] for rank in ranks]
-        bound = _TOLERANCE * max(float(wanted.norm()), floor)
-
-        def fits(*found: Tensor, wanted: Tensor = wanted, bound: float = bound) -> bool:
-            return all(one.shape == wanted.shape and float((one - wanted).norm()) <= bound for one in found)
-
         if split.experts:  # each rank routes rows of its own
-            right = fits(sum(pieces[1:], pieces[0]))
+            right = truth.fits(path, sum(pieces[1:], pieces[0]))
         elif split.dim is not None:
-            right = fits(torch.cat(pieces, split.dim))
-        elif fits(*pieces):
+            right = truth.fits(path, torch.cat(pieces, split.dim))
+        elif truth.fits(path, *pieces):
             right = True
-        elif right := fits(sum(pieces[1:], pieces[0])):
+        elif right := truth.fits(path, sum(pieces[1:], pieces[0])):
             yield general(path)
         if not right:
             raise _WrongError(f"the gradient of {path} in a small one on {len(ranks)} ranks isn't that on one")
