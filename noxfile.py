@@ -236,13 +236,29 @@ OLDEST = (("mimo-transformers", "transformers"),)
 def oldest(session: nox.Session, name: str, library: str) -> None:
     """Test one package with the oldest release that it allows of a library."""
     install(session, {TEST_TOOLS: frozenset[str](), **closure({name: frozenset()})}, "test", tested=(name,))
-    (allowed,) = (one for one in MEMBERS[name].dependencies if one.name == library)
-    (lowest,) = (one.version for one in allowed.specifier if one.operator == ">=")
-    session.install(f"{library}=={lowest}.*")
+    install_lowest(session, name, library)
     collect_rarely(session)
     folder = MEMBERS[name].folder / "tests"
     with bytecode(session):
         session.run("pytest", str(folder), *side_by_side([] if session.parallel else files_of(folder)))
+
+
+@nox.session(name="oldest(published)", allow_parallel=True)
+def oldest_published(session: nox.Session) -> None:
+    """Train whole published models as the oldest release of transformers does, and have it load what comes out."""
+    install(session, everything(), "integration")
+    install_lowest(session, "mimo-transformers", "transformers")
+    collect_rarely(session)
+    file, chosen = "integration_tests/published/test_whole_models.py", "tuned_model or (one_process and qwen2_5_vl)"
+    with bytecode(session):
+        session.run("pytest", file, "-k", chosen, "--numprocesses", "0", *session.posargs)
+
+
+def install_lowest(session: nox.Session, name: str, library: str) -> None:
+    """Exchange a library for the oldest release that a member allows."""
+    (allowed,) = (one for one in MEMBERS[name].dependencies if one.name == library)
+    (lowest,) = (one.version for one in allowed.specifier if one.operator == ">=")
+    session.install(f"{library}=={lowest}.*")
 
 
 @nox.session(allow_parallel=True)

@@ -22,6 +22,8 @@ EVERYWHERE = ("conftest.py", "constraints.txt", "noxfile.py", "pyproject.toml")
 """Files of the root that any session reads."""
 OLDEST = {"tests(transformers)": "oldest(transformers)"}
 """Sessions that run the tests of another with the oldest release of a library."""
+OF_ALL = ("oldest(published)", "integration", "lint")
+"""Sessions in which all members are installed."""
 TEST_TOOLS = "mimo-testing"
 _NAMED = re.compile(r"\bmimo(?:_\w+)?(?:\.\w+)+")
 _README = re.compile(r"^(?:from|import) (mimo[\w.]*)", re.MULTILINE)
@@ -127,7 +129,7 @@ class Repository:
             for session in self.sessions
             if everywhere or any(self._may_notice(session, path) for path in changed)
         ]
-        return [*found, *(OLDEST[name] for name in found if name in OLDEST), "integration", "lint"]
+        return [*found, *(OLDEST[name] for name in found if name in OLDEST), *OF_ALL]
 
     def files_of(self, modules: Iterable[str]) -> list[Path]:
         """Return the files that are run where modules, or names inside of modules, are imported."""

@@ -6,11 +6,11 @@ import ast
 from pathlib import Path
 
 import pytest
-from affected import EVERYWHERE, OLDEST, Repository, changed_since, module_name, sources_of
+from affected import EVERYWHERE, OF_ALL, OLDEST, Repository, changed_since, module_name, sources_of
 from house import ROOT, imported_modules
 
 REPOSITORY = Repository()
-ALL = [*(session.name for session in REPOSITORY.sessions), *OLDEST.values(), "integration", "lint"]
+ALL = [*(session.name for session in REPOSITORY.sessions), *OLDEST.values(), *OF_ALL]
 FILES = [path for room in REPOSITORY.members.values() for path in sources_of(room)]
 
 
@@ -39,7 +39,7 @@ def test_house_sessions_of_a_change_cover_all_that_import_it() -> None:
     by_name = importers()
     assert FILES
     for path in FILES:
-        assert {"integration", "lint"} | by_name[path] <= chosen[path], path
+        assert {*OF_ALL} | by_name[path] <= chosen[path], path
     for importer in FILES:
         for imported in REPOSITORY.imports[importer]:
             assert chosen[importer] <= chosen[imported], (importer, imported)
@@ -68,9 +68,9 @@ def test_house_a_member_reaches_its_own_sessions() -> None:
             ["tests(checkpoint)", "tests(trainer)"],
             ["tests(model)", "tests(optimizer)", "tests(encoder-vision)"],
         ),
-        ("packages/hooks/README.md", ["tests(hooks)", "integration"], ["tests(topology)"]),
-        ("docs/faults.md", ["integration", "lint"], ["tests(hooks)"]),
-        ("integration_tests/support/tables.py", ["integration", "lint"], ["tests(hooks)"]),
+        ("packages/hooks/README.md", ["tests(hooks)", *OF_ALL], ["tests(topology)"]),
+        ("docs/faults.md", [*OF_ALL], ["tests(hooks)"]),
+        ("integration_tests/support/tables.py", [*OF_ALL], ["tests(hooks)"]),
         ("packages/topology/src/mimo/topology/gone.py", ["tests(topology)", "tests(schedule)"], ["tests(hooks)"]),
         *((place, ALL, []) for place in EVERYWHERE),
     ],
