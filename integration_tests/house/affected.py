@@ -79,6 +79,11 @@ class Repository:
         }
 
     @cached_property
+    def files(self) -> frozenset[Path]:
+        """The files of all modules."""
+        return frozenset(self.modules.values())
+
+    @cached_property
     def imports(self) -> Mapping[Path, frozenset[Path]]:
         """The files of members that each file of members, and each of their tests, imports."""
         found = {path: self._imports(path, room.source) for room in self.members.values() for path in sources_of(room)}
@@ -143,7 +148,7 @@ class Repository:
 
     def _may_notice(self, session: Session, path: Path) -> bool:
         """Whether a session imports a file, or reads one of a member that is no module."""
-        if path.suffix == ".py" and path in self.modules.values():
+        if path in self.files:
             return path in self.reached[session.name]
         names = self.closure(session.room.name, session.extra)
         inside = [name for name in names if path.is_relative_to(self.members[name].folder)]
@@ -167,15 +172,15 @@ class Repository:
         text = path.read_text(encoding="utf-8")
         if path.suffix != ".py":
             return frozenset(self.files_of(_README.findall(text)))
-        tree = ast.parse(text, filename=str(path))
+        nodes = list(ast.walk(ast.parse(text, filename=str(path))))
         named = {
             module
-            for node in ast.walk(tree)
+            for node in nodes
             if isinstance(node, ast.Import | ast.ImportFrom)
             for module in imported_modules(node, path.relative_to(source))
         }
-        shown = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}  # docstrings
-        for node in ast.walk(tree):
+        shown = {id(node.value) for node in nodes if isinstance(node, ast.Expr)}  # docstrings
+        for node in nodes:
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in shown:
                 named |= set(_NAMED.findall(node.value))
         return frozenset(self.files_of(named)) - {path}
