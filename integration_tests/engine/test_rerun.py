@@ -216,17 +216,18 @@ def test_what_was_made_ahead_is_made_again(module: str, ending: str, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("module", "what"),
+    ("module", "what", "weights"),
     [
-        ("drawer", "gradient"),
-        pytest.param("drawer", "forward", marks=pytest.mark.soak),
-        pytest.param("teacher", "forward", marks=pytest.mark.soak),
+        ("drawer", "gradient", "zero"),
+        pytest.param("drawer", "gradient", "none", marks=pytest.mark.soak),
+        pytest.param("drawer", "forward", "zero", marks=pytest.mark.soak),
+        pytest.param("teacher", "forward", "none", marks=pytest.mark.soak),
     ],
 )
 def test_faults_of_teachers_and_generators_are_given_to_them(
-    module: str, what: str, tmp_path: Path, pool: Pool
+    module: str, what: str, weights: str, tmp_path: Path, pool: Pool
 ) -> None:
-    """And what a flow draws in a step that is run again is what it drew before."""
+    """In steps without labels too; and what a flow draws in a step that is run again is what it drew before."""
     flow = {"height": 4, "width": 6, "channels": 1, "patch": 2, "hidden": 24, "layers": 2, "heads": 2}
     modules: dict[str, dict[str, Any]] = {
         "vision": {"ranks": [0]},
@@ -234,7 +235,7 @@ def test_faults_of_teachers_and_generators_are_given_to_them(
         "language": {"ranks": [1]},
         "drawer": {"ranks": [2], "fed_by": "language", "plugin": "flow", "config": {**flow, "drop_condition": 0.2}},
     }
-    settings = table(modules, microbatches=2, roles={"image": ("input", "output", "both")})
+    settings = table(modules, microbatches=2, weights=weights, roles={"image": ("input", "output", "both")})
     settings["run"]["steps"] = STEP + 1
     rank = modules[module]["ranks"][0]
     inject = {"step": STEP, "rank": rank, "module": module, "what": what, "microbatch": 1, "times": 1}

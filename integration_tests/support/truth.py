@@ -128,16 +128,17 @@ def run_plain(
             hidden = language(packed, {name: rows[name] for name in packed.placeholders if name in rows}, None)
             found = language.losses(hidden, packed.labels)
             made, targets = made_by_hand(job, parts, batch, hidden, broken, step)
-            means = [*made, *taught_by_hand(job, parts, batch, hidden, counted, rows)]
+            means = [*made, *(of_labels := taught_by_hand(job, parts, batch, hidden, counted, rows))]
             taught = sum((term.weight * term.mean for term in means), hidden.new_zeros(()))
         for term in means:
             terms.setdefault(term.name, []).append(float(term.mean.detach()))
         optimizer.zero_grad()
-        if not total and not targets:  # nothing is learned from this step
-            losses.append(0.0)
+        loss = (found * counted.to(found)).sum() / (total or 1)
+        losses.append(float(loss.detach()))
+        of_labels_weigh = job.language.loss_weight or packed.aux_losses.losses or any(one.weight for one in of_labels)
+        if not targets and not (total and of_labels_weigh):  # nothing is learned from this step
             norms.append(0.0)
             continue
-        loss = (found * counted.to(found)).sum() / (total or 1)
         whole = job.language.loss_weight * loss + sum(packed.aux_losses.losses.values()) / (total or 1) + taught
         if whole.requires_grad:  # not where only an encoder trains and has nothing to read
             whole.backward()
@@ -150,7 +151,6 @@ def run_plain(
         assert isinstance(job.language.spec, LanguageModelSpec)
         if job.language.spec.experts is not None:
             job.language.spec.experts.after_step(parts["language"].module, packed.aux_losses.counts)
-        losses.append(float(loss.detach()))
     return Truth(
         losses=losses,
         terms=terms,

@@ -62,7 +62,9 @@ def test_a_step_that_waits_is_found_again_by_a_later_version() -> None:
     assert layout_of(make_job(settings)) == "2cb68be3bf705dd2"
 
 
-def result(loss: float, norm: float | None = None, *, tokens: int = 1, passes: float = 0.0) -> StepDecision:
+def result(
+    loss: float, norm: float | None = None, *, tokens: int = 1, learns: bool = True, passes: float = 0.0
+) -> StepDecision:
     """Return what all ranks agreed on in a step of one label token; ``passes`` are rows of the language model."""
     norm = loss if norm is None else norm
     finite = math.isfinite(loss) and math.isfinite(norm)
@@ -86,7 +88,8 @@ def result(loss: float, norm: float | None = None, *, tokens: int = 1, passes: f
         norm=norm if finite else math.nan,
         norms={"language": norm},
         group_norms={},
-        skips=tokens == 0 or not finite,
+        learns=learns,
+        skips=not learns or not finite,
     )
 
 
@@ -96,12 +99,13 @@ def machine_of(rerun: Mapping[str, Any], directory: Path | str = "unused", **run
 
 
 def test_what_is_not_finite_is_rejected() -> None:
-    """A loss, or a gradient; a step that is skipped anyway is not."""
+    """A loss, or a gradient, without labels too; a step that is skipped anyway is not."""
     machine = machine_of({})
     assert machine.assess(result(1.0)) == ""
     assert machine.assess(result(math.nan)) == "a loss that is not finite"
     assert machine.assess(result(1.0, math.inf)) == "a gradient that is not finite"
-    assert machine.assess(result(math.nan, tokens=0)) == ""
+    assert machine.assess(result(math.nan, tokens=0, learns=False)) == ""
+    assert machine.assess(result(math.nan, tokens=0)) == "a loss that is not finite"
 
 
 def test_an_overflow_of_fp16_is_not_judged_but_a_spike_is() -> None:

@@ -32,6 +32,7 @@ class StepDecision:
         norm: of the mean gradient, before clipping; nan if the loss or any gradient is not finite.
         norms: of each module, even if not finite.
         group_norms: of each clip group.
+        learns: whether the step has anything to learn from.
         skips: whether the step is skipped.
     """
 
@@ -40,6 +41,7 @@ class StepDecision:
     norm: float
     norms: Mapping[str, float]
     group_norms: Mapping[str, float]
+    learns: bool
     skips: bool
 
 
@@ -80,7 +82,8 @@ class MimoOptimizer:
         clip_groups: of each module of the run, equal on all ranks; one for all by default.
         counts: names of further sums of `LocalStats`.
         extra_sums: names of its sums of several values, with their numbers of values.
-        targets: names of those of them that count targets of losses beside the labels.
+        learns_from_labels: whether a step with labels has something to learn from.
+        targets: names of those extra sums that count targets of losses beside the labels.
         counts_zeros: whether to count gradient elements that are exactly zero.
         scaling: of the loss; None for none.
         meshes: the groups of this rank.
@@ -101,6 +104,7 @@ class MimoOptimizer:
         clip_groups: Mapping[str, Sequence[str]] | None = None,
         counts: Sequence[str] = (),
         extra_sums: Mapping[str, int] | None = None,
+        learns_from_labels: bool = True,
         targets: Sequence[str] = (),
         counts_zeros: bool = False,
         scaling: LossScale | None = None,
@@ -118,6 +122,7 @@ class MimoOptimizer:
         self._buckets: tuple[NormBucket, ...] = tuple((name, group) for name in names for group in groups[name])
         self._counts = tuple(counts)
         self._extra_sums = dict(extra_sums or {})
+        self._learns_from_labels = learns_from_labels
         self._targets = tuple(targets)
         self._counts_zeros = counts_zeros
         self._scaling = scaling
@@ -232,6 +237,7 @@ class MimoOptimizer:
         """
         gradients = self._proposed = self._gradients.read()
         agreed = self._agree(stats, gradients)
+        learns = self._learns(agreed)
         divisor = agreed.divisor * self.loss_scale
         norm = math.sqrt(sum(agreed.squares.values())) / divisor if agreed.finite else math.nan
         return StepDecision(
@@ -240,7 +246,8 @@ class MimoOptimizer:
             norm=norm,
             norms={name: _norm(agreed, module=name) / divisor for name in self._names},
             group_norms={group: _norm(agreed, group=group) / divisor for _, group in self._buckets},
-            skips=not self._learns(agreed) or not math.isfinite(norm),
+            learns=learns,
+            skips=not learns or not math.isfinite(norm),
         )
 
     @torch.no_grad()
@@ -261,7 +268,7 @@ class MimoOptimizer:
                     for stepper in module.steppers:
                         lr = stepper.rule.learning_rate.at(step, begun=self.schedule_begun)
                         stepper.step(lr, gradients, factors[stepper.rule.clip_group])
-        if self._scaling is not None and self._learns(agreed):
+        if self._scaling is not None and proposed.learns:
             self._scaling.update(finite=agreed.finite)
         return StepResult(
             agreed=agreed,
@@ -276,7 +283,8 @@ class MimoOptimizer:
 
     def _learns(self, agreed: ReducedStats) -> bool:
         """Tell whether a step has anything to learn from."""
-        return agreed.label_weight != 0 or any(float(agreed.extra_sums[name]) for name in self._targets)
+        by_labels = self._learns_from_labels and agreed.label_weight != 0
+        return by_labels or any(float(agreed.extra_sums[name]) for name in self._targets)
 
     def _agree(self, stats: LocalStats, gradients: Mapping[str, Tensor]) -> ReducedStats:
         """Sum the statistics and the squared gradients over all ranks."""

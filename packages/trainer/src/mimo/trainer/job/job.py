@@ -307,6 +307,15 @@ class Job:
         return language.spec.hidden(language.config)
 
     @property
+    def learns_from_labels(self) -> bool:
+        """Whether a step with labels has something to learn from: their loss, a teacher, labels further on, routers."""
+        spec = self.language.spec
+        assert isinstance(spec, LanguageModelSpec), spec
+        routes = spec.experts is not None and spec.experts.count(self.language.config) > 0
+        learned_from = any(module.is_learned_from for module in (self.language, *self.teachers))
+        return learned_from or routes or self.next_tokens > 0
+
+    @property
     def next_tokens(self) -> int:
         """How many labels beyond its own each row of the language model is trained on."""
         spec = self.language.spec

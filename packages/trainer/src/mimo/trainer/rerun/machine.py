@@ -85,7 +85,7 @@ class RerunStateMachine:
             What is wrong with loss or gradient norm, or if nothing is, with what passes come to.
         """
         agreed = proposed.agreed
-        if agreed.label_weight == 0 or (self._scales and not agreed.finite):
+        if not proposed.learns or (self._scales and not agreed.finite):
             return ""
         return self._assess_values(proposed) or self._passes.assess(agreed.extra_sums[PASSES].tolist()) or ""
 
@@ -106,7 +106,7 @@ class RerunStateMachine:
 
     def accept(self, proposed: StepDecision) -> None:
         """Take in a step that was found right."""
-        if proposed.agreed.label_weight and proposed.agreed.finite:
+        if proposed.learns and proposed.agreed.finite:
             self._losses.append(proposed.loss)
             self._norms.append(proposed.norm)
             self._passes.accept(proposed.agreed.extra_sums[PASSES].tolist())

@@ -146,6 +146,7 @@ class RankParts:
             clip_groups={module.name: module.optimizer.rules.clip_groups for module in job.modules},
             counts=COUNTS,
             extra_sums=extra_sums,
+            learns_from_labels=job.learns_from_labels,
             targets=[targets_name(module) for module in job.generators if module.loss_weight],
             counts_zeros=job.settings.logging.zero_gradients,
             scaling=make_scaling(job.settings.run),
