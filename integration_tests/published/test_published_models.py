@@ -105,7 +105,7 @@ def test_nothing_in_the_record_is_wrong() -> None:
     of_modules = [one for plugin in MODULES for one in record[plugin].values() if not one["problem"]]
     assert all(one["leak"] <= 1e-6 for one in of_modules)
     unwritten = [name for name, one in every if one["weights"]]
-    assert unwritten == ["kimi_linear", "molmo2_text", "olmo_hybrid", "maskformer-swin", "radio"]
+    assert unwritten == ["molmo2_text", "olmo_hybrid"]
 
 
 def test_every_family_that_our_plugins_name_is_recorded() -> None:

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 from small_models import known, small
 
-from mimo.hooks import ConfigError
+from mimo.hooks import CheckpointError, ConfigError
 from mimo.model import HfFamily, Stage, file_shapes
 from mimo.model.runtime import LanguageBatch, read_hf, write_hf
 from mimo_transformers import HF_ENCODER, HfDecoderConfig, HfEncoderConfig
@@ -40,10 +40,13 @@ def published(model_type: str, folder: Path) -> Any:
 
 @pytest.mark.parametrize(
     "model_type",
-    ["gemma3_text", "phi3", "deepseek_v3", "mixtral", "gpt_oss", "granitemoe", "beam", "jamba", "nemotron_h", "mamba2"],
+    [
+        *("gemma3_text", "phi3", "deepseek_v3", "mixtral", "gpt_oss", "granitemoe"),
+        *("beam", "jamba", "nemotron_h", "mamba2", "kimi_linear"),
+    ],
 )
 def test_weights_go_in_and_out_to_the_bit(model_type: str, tmp_path: Path) -> None:
-    """Tied, fused, renamed; of experts one by one, stacked, transposed or in halves; with null or infinity in keys."""
+    """Tied, fused, cut, renamed; of experts one by one, stacked, turned or in halves; with null or infinity in keys."""
     network = published(model_type, tmp_path)
     family, theirs = family_of(model_type), load_file(tmp_path / "model.safetensors")
     settings = family.settings(json.loads((tmp_path / "config.json").read_text(encoding="utf-8")))
@@ -94,6 +97,25 @@ def test_halves_of_a_tensor_are_cut_at_the_widths_of_the_model() -> None:
     assert found == {f"{layer}.gate.weight": (theirs, 1, (0, 10)), f"{layer}.up.weight": (theirs, 1, (10, 20))}
 
 
+def test_a_parameter_is_cut_at_the_widths_of_the_model() -> None:
+    """Kimi Linear's convolution over queries, keys and values, which are published one by one."""
+    keys = {"num_hidden_layers": 1, "num_experts": 2, "num_experts_per_token": 1, "hidden_size": 64}
+    keys |= {"linear_num_heads": 6, "linear_head_dim": 10, "layer_types": ["linear_attention"]}
+    known("kimi_linear")
+    table = decoder_table(HfDecoderConfig(**family_of("kimi_linear").settings(keys)))
+    (found,) = (entry for entry in table if entry.lengths)
+    names = tuple(f"model.layers.0.self_attn.{one}_conv1d.weight" for one in "qkv")
+    assert (found.ours, found.names, found.lengths) == ("layers.0.self_attn.conv1d.weight", names, (60, 60, 60))
+
+
+def test_what_the_library_cuts_elsewhere_than_it_was_published_is_refused() -> None:
+    """OLMo Hybrid's values are wider than its keys, and the library writes them as wide."""
+    keys = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
+    known("olmo_hybrid")
+    with pytest.raises(ConfigError, match=r"joins are of one length, .* got another one: .*q_conv1d\.weight"):
+        decoder_table(HfDecoderConfig(**family_of("olmo_hybrid").settings(keys)))
+
+
 def test_what_the_library_passes_over_is_passed_over() -> None:
     """DeepSeek-V3 is published with a layer that predicts further, which the library's class hasn't."""
     assert family_of("deepseek_v3").needless("model.layers.61.self_attn.o_proj.weight")
@@ -133,9 +155,9 @@ def test_what_cannot_be_a_language_model_has_no_family() -> None:
         _ = HfDecoderConfig(model_type="mixtral", values={"num_local_experts": 2**40}).experts
 
 
-@pytest.mark.parametrize("model_type", ["dinov2", "vit", "siglip_vision_model", "convnext"])
+@pytest.mark.parametrize("model_type", ["dinov2", "vit", "siglip_vision_model", "convnext", "radio"])
 def test_towers_go_in_and_out_to_the_bit(model_type: str, tmp_path: Path) -> None:
-    """What isn't trained too; the projector has no place there."""
+    """What isn't trained and whole numbers too; the projector has no place there."""
     library = config_of(known(model_type), {})
     torch.manual_seed(5)
     with quiet(), torch.no_grad():
@@ -153,3 +175,19 @@ def test_towers_go_in_and_out_to_the_bit(model_type: str, tmp_path: Path) -> Non
     back = write_hf(encoder, family, config)
     assert back.keys() == theirs.keys()
     assert all(torch.equal(back[name], tensor) for name, tensor in theirs.items())
+
+
+def test_whole_numbers_of_a_tower_are_those_of_its_config() -> None:
+    """RADIO's choice of class tokens is a tensor there; here it follows from the settings, and isn't saved."""
+    config = HfEncoderConfig(model_type=known("radio"), values={"num_hidden_layers": 1, "summary_idxs": [2, 0, 1]})
+    family = TOWERS.of("radio")
+    assert family is not None
+    (found,) = family.constants(config).items()
+    assert (found[0], found[1].tolist()) == ("radio_model.summary_idxs", [2, 0, 1])
+    small = HfEncoderConfig(model_type="radio", values=thin_values(config.library()))
+    encoder = HF_ENCODER.build(small, 8)
+    assert "encoder.summary_idxs" not in encoder.state_dict()
+    written = write_hf(encoder, family, small)
+    read_hf(encoder, family, small, written)
+    with pytest.raises(CheckpointError, match=r"radio_model\.summary_idxs is not of the numbers that follow from the"):
+        read_hf(encoder, family, small, {**written, found[0]: found[1].flip(0)})

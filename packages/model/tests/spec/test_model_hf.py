@@ -26,6 +26,7 @@ SHAPES = {
     "high": (2, 2, 3),
     "left": (2, 3, 2),
     "right": (2, 5, 2),
+    "parts": (5, 1, 2),
     "free": (3,),
 }
 TABLE = (
@@ -39,6 +40,7 @@ TABLE = (
     HfTensor(ours="high", theirs="a.both", rows=(0, 2), along=1),
     HfTensor(ours="left", theirs="a.turned", rows=(0, 3), along=2, dims=(0, 2, 1)),
     HfTensor(ours="right", theirs="a.turned", rows=(3, 8), along=2, dims=(0, 2, 1)),
+    HfTensor(ours="parts", theirs=("a.p", "a.q"), lengths=(3, 2)),
 )
 THEIRS = {
     "a.qk": (6, 6),
@@ -49,6 +51,8 @@ THEIRS = {
     "a.single.0": (2,),
     "a.both": (2, 6, 3),
     "a.turned": (2, 2, 8),
+    "a.p": (3, 1, 2),
+    "a.q": (2, 1, 2),
 }
 
 
@@ -83,13 +87,14 @@ def same(one: nn.Module, other: nn.Module) -> dict[str, bool]:
 
 
 def test_what_is_written_is_read_back() -> None:
-    """Fused, reshaped, stacked and turned tensors, to the bit; what the table leaves out is listed and unchanged."""
+    """Fused, reshaped, stacked, turned, cut, to the bit; what the table leaves out is listed and unchanged."""
     module, other = toy(), toy(seed=1)
     written = write_hf(module, family(), None)
     assert {name: tuple(tensor.shape) for name, tensor in written.items()} == THEIRS
     ours = dict(module.named_parameters())
     assert torch.equal(written["a.qk"], torch.cat([ours["query"], ours["key"]]))
     assert torch.equal(written["a.e.1"], ours["up"][1].T)
+    assert torch.equal(written["a.q"], ours["parts"][3:])
     assert torch.equal(written["a.patch"][1, 2, 0, 1], ours["patch"].view(6, 2, 2, 3)[1, 0, 1, 2])
     assert read_hf(other, family(), None, written) == ("free",)
     assert same(module, other) == {name: name != "free" for name in SHAPES}
@@ -121,6 +126,29 @@ def test_one_error_names_all_that_does_not_fit_and_nothing_changes() -> None:
         "a.more is read by nothing."
     )
     assert all(same(other, toy(seed=1)).values())
+
+
+def test_whole_numbers_that_follow_from_the_config_are_written_and_must_be_so() -> None:
+    """Under whatever beginning, of whatever whole type; a folder may be without them."""
+    numbers = torch.tensor([[2, 1], [0, 3]])
+    of = attrs.evolve(family(), constants=lambda _config: {"a.index": numbers})
+    module = toy()
+    written = write_hf(module, of, None)
+    assert torch.equal(written.pop("a.index"), numbers)
+    read_hf(toy(seed=1), of, None, written)
+    there = {name.replace("a.", "b."): one for name, one in written.items()}
+    read_hf(toy(seed=1), of, None, {**there, "b.index": numbers.int()})
+    for wrong in (numbers + 1, numbers[:1]):
+        with pytest.raises(
+            CheckpointError, match=r"got b\.index is not of the numbers that follow from the settings\."
+        ):
+            read_hf(toy(seed=1), of, None, {**there, "b.index": wrong})
+
+
+def test_parts_must_make_up_the_whole() -> None:
+    """Else rows of ours would be left as they are."""
+    with pytest.raises(ValueError, match=r"the table puts 4 rows into a, of shape \(5, 2\)"):
+        file_shapes([HfTensor(ours="a", theirs=("b", "c"), lengths=(2, 2))], {"a": (5, 2)})
 
 
 def test_a_second_copy_of_a_tensor_must_be_one() -> None:

@@ -28,7 +28,7 @@ from mimo.trainer.published.readers import Reader, check_table, installed_reader
 from mimo.trainer.published.streams import our_streams, their_streams
 
 SHAPES = {"query": (4, 6), "key": (2, 6), "kernel": (5, 3), "up": (2, 3, 4), "patch": (6, 12), "one": (1, 2), "s": ()}
-SHAPES |= {"high": (2, 2, 3), "low": (2, 4, 3), "left": (2, 3, 2), "right": (2, 5, 2)}
+SHAPES |= {"high": (2, 2, 3), "low": (2, 4, 3), "left": (2, 3, 2), "right": (2, 5, 2), "parts": (5, 1, 2)}
 TABLE = (
     HfTensor(ours="key", theirs="qk", rows=(4, 6)),
     HfTensor(ours="query", theirs="qk", rows=(0, 4)),
@@ -41,6 +41,7 @@ TABLE = (
     HfTensor(ours="high", theirs="both", rows=(0, 2), along=1),
     HfTensor(ours="left", theirs="turned", rows=(0, 3), along=2, dims=(0, 2, 1)),
     HfTensor(ours="right", theirs="turned", rows=(3, 8), along=2, dims=(0, 2, 1)),
+    HfTensor(ours="parts", theirs=("p", "q"), lengths=(3, 2)),
 )
 FAMILY = HfFamily(
     model_type="toy", architecture="Toy", settings=dict, describe=dict, tensors=lambda _config: TABLE, renamed=({},)
@@ -177,7 +178,7 @@ def test_a_plugin_without_a_table_is_refused_by_its_path() -> None:
 
 
 def test_streams_follow_the_table_both_ways() -> None:
-    """Fused, reshaped, stacked, turned and single numbers, as `write_hf` has them; types are converted on the way."""
+    """Fused, reshaped, stacked, turned, cut and single numbers, as `write_hf` has them; types are converted."""
     module = nn.Module()
     ours = {name: torch.arange(math.prod(shape)).float().view(shape) + len(name) for name, shape in SHAPES.items()}
     for name, tensor in ours.items():

@@ -43,7 +43,8 @@ def replace(layers: nn.Module, draw: Draw, *, weights: Collection[tuple[type[nn.
 def make_own(module: nn.Module, draw: Draw, constant: Constant, paths: Mapping[nn.Module, str]) -> None:
     """Let every part of a module draw its own parameters, and have the values of its buffers.
 
-    Buffers that are saved become parameters that aren't trained: the bias by which a router chooses, for example.
+    Buffers that are saved become parameters that aren't trained: the bias by which a router chooses, for example. Those
+    of whole numbers follow from the config, and aren't saved here.
     """
     blank = _blank(module, torch.device("meta"))
     for path, part in module.named_modules():
@@ -53,6 +54,8 @@ def make_own(module: nn.Module, draw: Draw, constant: Constant, paths: Mapping[n
             if buffer.is_floating_point() and name not in part._non_persistent_buffers_set:  # noqa: SLF001 - PyTorch says it nowhere else
                 delattr(part, name)
                 part.register_parameter(name, nn.Parameter(buffer, requires_grad=False))
+            elif not buffer.is_floating_point():
+                part._non_persistent_buffers_set.add(name)  # noqa: SLF001 - likewise
         own = partial(_at, constant, general(paths.get(part, "")))
         fill_buffers(part, draw, own)
         if any(True for _ in part.parameters(recurse=False)):

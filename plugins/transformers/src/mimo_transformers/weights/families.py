@@ -37,6 +37,8 @@ from mimo_transformers.weights.tested import known
 if TYPE_CHECKING:
     from pathlib import Path
 
+    from torch import Tensor
+
     from mimo.model import HfTensor
     from mimo_transformers.whole.config import HfImagesConfig
 
@@ -133,6 +135,7 @@ def _family(
         renamed=renamed,
         ignored=("*.rotary_emb.inv_freq", "*.masked_bias", "*.attn.bias", "*.position_ids"),
         needless=lambda name: any(pattern.search(name) for pattern in needless),
+        constants=_constants,
         copies=copies,
         dropout=dropout,
         files=files,
@@ -157,6 +160,12 @@ def _image_tensors(config: HfImagesConfig) -> Sequence[HfTensor]:
     from mimo_transformers.weights.table import images_table
 
     return images_table(config)
+
+
+def _constants(config: HfDecoderConfig | HfEncoderConfig | HfImagesConfig) -> Mapping[str, Tensor]:
+    from mimo_transformers.weights.table import constants
+
+    return constants(config)
 
 
 def _language_names(config: HfImagesConfig) -> frozenset[str]:

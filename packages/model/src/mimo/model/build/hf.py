@@ -32,7 +32,7 @@ def read_hf(module: nn.Module, family: HfFamily, config: Any, tensors: Mapping[s
     """
     held = dict(module.named_parameters())
     renamed, table = match_names(family, family.tensors(config), tensors)
-    copies = family.copies_there(config, renamed)
+    copies, constants = family.copies_there(config, renamed), family.constants_there(config, renamed)
     shapes = file_shapes(table, _shapes(held, table))
     problems = [f"{name} is missing" for name in shapes if name not in tensors]
     problems += [
@@ -45,7 +45,7 @@ def read_hf(module: nn.Module, family: HfFamily, config: Any, tensors: Mapping[s
             is_copy = first in tensors and torch.equal(tensors[name], tensors[first])
             problem = "" if is_copy else f"not a copy of {first}, though it is tied"
         else:
-            problem = left_over(family, config, name, partial(tensors.__getitem__, name))
+            problem = left_over(family, config, name, partial(tensors.__getitem__, name), constants)
         problems += [f"{name} is {problem}"] if problem else []
     if problems:
         raise CheckpointError(
@@ -62,15 +62,18 @@ def read_hf(module: nn.Module, family: HfFamily, config: Any, tensors: Mapping[s
 def write_hf(module: nn.Module, family: HfFamily, config: Any) -> dict[str, Tensor]:
     """Return a plain, whole module's weights as the family's published folders hold them; the inverse of `read_hf`."""
     held = dict(module.named_parameters())
-    _, table = match_names(family, family.tensors(config), ())
+    renamed, table = match_names(family, family.tensors(config), ())
     parts: dict[str, list[tuple[HfTensor, Tensor]]] = {name: [] for name in file_shapes(table, _shapes(held, table))}
     for entry in table:
         for name, part in zip(entry.names, give(entry, held[entry.ours].detach()), strict=True):
             parts[name].append((entry, part))
-    return {name: _joined(found) for name, found in parts.items()}
+    written = {name: _joined(found) for name, found in parts.items()}
+    return written | {name: tensor.clone() for name, tensor in family.constants_there(config, renamed).items()}
 
 
-def left_over(family: HfFamily, config: Any, name: str, fetch: Callable[[], Tensor]) -> str:
+def left_over(
+    family: HfFamily, config: Any, name: str, fetch: Callable[[], Tensor], constants: Mapping[str, Tensor]
+) -> str:
     """Return what is wrong with leaving out a tensor that no entry of the table reads, nothing if it may be.
 
     Args:
@@ -78,7 +81,11 @@ def left_over(family: HfFamily, config: Any, name: str, fetch: Callable[[], Tens
         config: the module's.
         name: there.
         fetch: returns the tensor; called where its values matter.
+        constants: the family's, with the names of the folder.
     """
+    if (numbers := constants.get(name)) is not None:
+        fits = torch.equal(fetch().flatten().to(numbers), numbers.flatten())
+        return "" if fits else "not of the numbers that follow from the settings"
     for pattern, values in family.fixed(config).items():
         if fnmatchcase(name, pattern):
             found = fetch()
@@ -92,12 +99,14 @@ def left_over(family: HfFamily, config: Any, name: str, fetch: Callable[[], Tens
 def take(entry: HfTensor, theirs: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
     """Return our parameter, of ``shape``, of the tensors that an entry names."""
     if not entry.stacked:
-        return _take(entry, theirs[0], shape)
+        return _take(entry, theirs[0], shape) if entry.lengths is None else torch.cat(list(theirs))
     return torch.stack([_take(entry, tensor, shape[1:]) for tensor in theirs])
 
 
 def give(entry: HfTensor, ours: Tensor) -> list[Tensor]:
     """Return what each of the tensors that an entry names holds of our parameter; the inverse of `take`."""
+    if entry.lengths is not None:
+        return list(ours.split(entry.lengths))
     return [_give(entry, part) for part in (ours.unbind() if entry.stacked else [ours])]
 
 

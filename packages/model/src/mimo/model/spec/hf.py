@@ -7,6 +7,7 @@ it for a module in memory, ``mimo checkpoint import-hf`` and ``export-hf`` for w
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
 from pathlib import Path
@@ -28,12 +29,14 @@ class HfTensor:
     Args:
         ours: the parameter's path in the whole module, ``layers.3.attention.query.weight``; buffers have no place here.
         theirs: its name there. Of a tuple each is one index of our dim 0 (experts), and all else is about each of
-            them.
+            them, unless ``lengths`` are given.
         rows: which rows of theirs are ours, from and before which, where several of ours lie in one of theirs one after
             the other (a fused query-key-value, an input projection); together these take up all of it.
         along: the dim that these rows count. Where it isn't the first, our first dim is theirs.
         shape: the shape that this (these rows) has there, where it isn't ours: the same elements, for example
             ``[channels, 1, taps]`` of a convolution.
+        lengths: of a tuple, how many rows of ours each of theirs holds, where they are parts of it one after the other
+            and not single indices. Nothing else is given beside it.
         dims: the order of their dims in which ours has them, ``(1, 0)`` for a transposed matrix.
         optional: whether a folder may be without it and all others that are so too; ours begin new then.
     """
@@ -45,23 +48,35 @@ class HfTensor:
     shape: tuple[int, ...] | None = None
     dims: tuple[int, ...] | None = None
     optional: bool = False
+    lengths: tuple[int, ...] | None = None
 
     def __attrs_post_init__(self) -> None:
-        """Refuse rows of a later dim where the first doesn't stay what it is."""
+        """Refuse rows of a later dim where the first doesn't stay what it is, and parts that aren't one for a name."""
         assert not self.along or (self.rows and self.shape is None and (self.dims or (0,))[0] == 0), self
+        if self.lengths is not None:
+            assert not isinstance(self.theirs, str), self
+            assert len(self.lengths) == len(self.theirs), self
+            assert (self.rows, self.shape, self.dims) == (None, None, None), self
 
     @property
     def stacked(self) -> bool:
         """Whether each of its names is one index of our dim 0."""
-        return not isinstance(self.theirs, str)
+        return not isinstance(self.theirs, str) and self.lengths is None
 
     @property
     def names(self) -> tuple[str, ...]:
         """Its names there."""
         return (self.theirs,) if isinstance(self.theirs, str) else self.theirs
 
+    def place(self, shape: tuple[int, ...], index: int) -> tuple[int, tuple[int, ...]]:
+        """Return which element of our parameter of ``shape`` a name's first is, and the shape of what is ours there."""
+        if self.lengths is not None:
+            return sum(self.lengths[:index]) * math.prod(shape[1:]), (self.lengths[index], *shape[1:])
+        each = shape[1:] if self.stacked else shape
+        return index * math.prod(each), each
+
     def part_shape(self, each: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape that our parameter, or one index of a stacked one, of shape ``each`` has there."""
+        """Return the shape that our parameter, or what is in one of several names, of shape ``each`` has there."""
         if self.shape is not None:
             return self.shape
         return each if self.dims is None else tuple(each[self.dims.index(dim)] for dim in range(len(each)))
@@ -135,6 +150,8 @@ class HfFamily:
         needless: of a name, whether nobody needs it, where patterns can't say it.
         fixed: of our config, by glob pattern of names, the values that a tensor must hold which is no parameter of
             ours but matters (an input's mean, a layer scale of ones), where a folder has one; one value serves for all.
+        constants: of our config, tensors of whole numbers that follow from it and are no parameters of ours, by name:
+            they are written, and a folder that has them must have these.
         copies: of our config, tensors that a folder may hold a second time under this name, with the name of the first:
             a head that is tied to the embedding.
         beside: of our config, what ``config.json`` says of the tensors that are optional, where they are written.
@@ -159,6 +176,7 @@ class HfFamily:
     ignored: Sequence[str] = ()
     needless: Callable[[str], bool] = lambda _name: False
     fixed: Callable[[Any], Mapping[str, Sequence[float]]] = lambda _config: {}
+    constants: Callable[[Any], Mapping[str, Tensor]] = lambda _config: {}
     copies: Callable[[Any], Mapping[str, str]] = lambda _config: {}
     beside: Callable[[Any], Mapping[str, Any]] = lambda _config: {}
     dropout: Sequence[str] = ()
@@ -173,6 +191,10 @@ class HfFamily:
         return {
             _with_prefix(name, renamed): _with_prefix(first, renamed) for name, first in self.copies(config).items()
         }
+
+    def constants_there(self, config: Any, renamed: Mapping[str, str]) -> Mapping[str, Tensor]:
+        """Return ``constants`` with the names of a folder, likewise."""
+        return {_with_prefix(name, renamed): tensor for name, tensor in self.constants(config).items()}
 
 
 @attrs.frozen(kw_only=True)
@@ -246,8 +268,11 @@ def file_shapes(table: Iterable[HfTensor], ours: Mapping[str, tuple[int, ...]]) 
     found: dict[str, list[tuple[int, int, int, tuple[int, ...]]]] = {}
     for entry in table:
         shape = ours[entry.ours]
-        part = entry.part_shape(shape[1:] if entry.stacked else shape)
-        for name in entry.names:
+        if entry.lengths is not None and sum(entry.lengths) != shape[0]:
+            msg = f"the table puts {sum(entry.lengths)} rows into {entry.ours}, of shape {shape}"
+            raise ValueError(msg)
+        for index, name in enumerate(entry.names):
+            part = entry.part_shape(entry.place(shape, index)[1])
             low, high = entry.rows or (0, part[entry.along] if part else 1)
             found.setdefault(name, []).append((low, high, entry.along, part))
     shapes = {}

@@ -9,6 +9,7 @@ from typing import Any
 
 import attrs
 import torch
+from torch import Tensor
 
 from mimo.checkpoint import Stream, read_manifest, write_safetensors
 from mimo.hooks import CheckpointError, ConfigError
@@ -20,7 +21,7 @@ from mimo.trainer.exporting.merge import Merged, open_merged
 from mimo.trainer.exporting.saved_module import as_imported, family_of, imported_from, saved_module
 from mimo.trainer.published.covered import left_whole
 from mimo.trainer.published.part import CONFIG_NAME, TIED
-from mimo.trainer.published.streams import their_streams
+from mimo.trainer.published.streams import constant_streams, their_streams
 
 _BESIDE = (
     *("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json"),
@@ -109,7 +110,7 @@ def export(
         spec, config = saved_module(checkpoint, merged.manifest, module, find)
         imported = imported_from(merged.manifest, module)
         family, described = family_of(spec, config, module, asked=model_type, known=imported.get("model_type", ""))
-        _, table = match_names(family, family.tensors(config), ())
+        renamed, table = match_names(family, family.tensors(config), ())
         if adapter:
             count = write_adapter(
                 merged,
@@ -121,7 +122,8 @@ def export(
                 dtype=dtype,
             )
             return Exported(folder=out, family=family, tensors=2 * count, copied=(), left=())
-        found = _place(checkpoint, merged, module, family, table, dtype)
+        constants = family.constants_there(config, renamed)
+        found = _place(checkpoint, merged, module, family, table, dtype, constants)
         about = {
             **_about(family, config, found.table),
             **described,
@@ -169,6 +171,7 @@ def _place(
     family: HfFamily,
     table: Sequence[HfTensor],
     dtype: torch.dtype,
+    constants: Mapping[str, Tensor],
 ) -> _Placed:
     held = {
         name.removeprefix(f"{module}."): entry.shape
@@ -178,7 +181,7 @@ def _place(
     table = without_absent(table, lambda entry: entry.ours in held)
     left = _left(checkpoint, held, [entry.ours for entry in table], family, module)
     streams = their_streams(table, held, merged, file_shapes(table, held), before=f"{module}.", dtype=dtype)
-    return _Placed(table=table, streams=streams, left=left)
+    return _Placed(table=table, streams=streams | constant_streams(constants), left=left)
 
 
 def _about(family: HfFamily, config: Any, table: Sequence[HfTensor]) -> dict[str, Any]:
@@ -208,7 +211,8 @@ def _language_of(
     for renamed in family.renamed:
         _, table = match_names(attrs.evolve(family, renamed=(renamed,)), family.tensors(own), ())
         if {_general(name) for entry in table for name in entry.names} <= names:
-            found = _place(checkpoint, merged, LANGUAGE, family, table, dtype)
+            constants = family.constants_there(own, renamed)
+            found = _place(checkpoint, merged, LANGUAGE, family, table, dtype, constants)
             imported = imported_from(merged.manifest, LANGUAGE)
             return found, {**described, **as_imported(imported, family), "model_type": family.model_type}
     raise ConfigError(

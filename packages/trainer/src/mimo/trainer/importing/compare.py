@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import attrs
-from torch import nn
+from torch import Tensor, nn
 
 from mimo.checkpoint import PublishedFolder, open_published
 from mimo.hooks import CheckpointError, ConfigError
@@ -33,6 +33,7 @@ class Compared:
         table: with these names.
         expected: shapes of the tensors that the folder must hold, by name.
         differing: settings that aren't the folder's.
+        constants: whole numbers that the folder must hold where it has them, by name.
     """
 
     part: HfPart
@@ -43,6 +44,7 @@ class Compared:
     table: Sequence[HfTensor]
     expected: Mapping[str, tuple[int, ...]]
     differing: Sequence[ConfigError]
+    constants: Mapping[str, Tensor]
 
 
 def compare(part: HfPart, config: Any, hidden: int | None) -> Compared:
@@ -73,6 +75,7 @@ def compare(part: HfPart, config: Any, hidden: int | None) -> Compared:
         table=table,
         expected=file_shapes(table, shapes),
         differing=list(_settings_that_differ(part, config)),
+        constants=family.constants_there(config, renamed),
     )
 
 

@@ -119,7 +119,7 @@ def _prepare(one: Compared, others: Sequence[Compared]) -> FolderRead:
         if (first := copies.get(name)) is not None:
             problems += [] if _equal(folder, name, first) else [_untied(part, name, first)]
         elif _is_scope(one, beside, name) and (
-            problem := left_over(family, config, name, partial(_whole, folder, name))
+            problem := left_over(family, config, name, partial(_whole, folder, name), one.constants)
         ):
             problems.append(f"{name}: {problem}")
     if problems:
@@ -140,7 +140,7 @@ def _prepare(one: Compared, others: Sequence[Compared]) -> FolderRead:
         ),
         dtypes=tuple(sorted({str(folder.tensors[name].dtype).removeprefix("torch.") for name in expected})),
         fresh=_fresh(part, one.built, one.table),
-        names=frozenset(expected) | copies.keys() | _fixed_names(family, config, folder),
+        names=frozenset(expected) | copies.keys() | _fixed_names(family, config, folder) | one.constants.keys(),
     )
 
 
@@ -158,7 +158,7 @@ def _is_scope(one: Compared, beside: Sequence[Compared], name: str) -> bool:
 def _knows(other: Compared, name: str) -> bool:
     family, config = other.part.reader.family, other.part.config
     copies = family.copies_there(config, other.renamed)
-    return name in copies or not left_over(family, config, name, partial(_whole, other.folder, name))
+    return name in copies or not left_over(family, config, name, partial(_whole, other.folder, name), other.constants)
 
 
 def _fixed_names(family: HfFamily, config: Any, folder: PublishedFolder) -> frozenset[str]:

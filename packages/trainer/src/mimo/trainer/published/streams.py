@@ -47,9 +47,8 @@ def our_streams(
     """
 
     def chunks(entry: HfTensor) -> Iterator[Tensor]:
-        shape = shapes[entry.ours]
-        part = entry.part_shape(shape[1:] if entry.stacked else shape)
-        for name in entry.names:
+        for index, name in enumerate(entry.names):
+            part = entry.part_shape(entry.place(shapes[entry.ours], index)[1])
             if entry.along:
                 yield from _taken(entry, name)
                 continue
@@ -99,10 +98,9 @@ def their_streams(
             yield from _put_together([entry for entry, _ in parts[name]], their_shapes[name][0])
             return
         for entry, index in parts[name]:
-            shape = shapes[entry.ours][1:] if entry.stacked else shapes[entry.ours]
-            each = math.prod(shape)
+            begin, shape = entry.place(shapes[entry.ours], index)
             path = f"{before}{entry.ours}"
-            found = _converted(ours.elements(path, index * each, (index + 1) * each), dtype, path)
+            found = _converted(ours.elements(path, begin, begin + math.prod(shape)), dtype, path)
             if entry.dims is None:
                 yield from found
             else:
@@ -126,8 +124,20 @@ def their_streams(
     return {name: Stream(dtype=dtype, shape=their_shapes[name], chunks=partial(chunks, name)) for name in parts}
 
 
+def constant_streams(tensors: Mapping[str, Tensor]) -> dict[str, Stream]:
+    """Return tensors that are written as they are, by name."""
+    return {
+        name: Stream(dtype=tensor.dtype, shape=tuple(tensor.shape), chunks=partial(_all_of, tensor))
+        for name, tensor in tensors.items()
+    }
+
+
+def _all_of(tensor: Tensor) -> Iterator[Tensor]:
+    yield tensor.reshape(-1).contiguous()
+
+
 def _by_name(table: Iterable[HfTensor]) -> dict[str, list[tuple[HfTensor, int]]]:
-    """Return what makes up each of theirs, in order: entries, and which index of ours it is where these are stacked."""
+    """Return what makes up each of theirs, in order: entries, and which of their names it is."""
     parts: dict[str, list[tuple[HfTensor, int]]] = {}
     for entry in table:
         for index, name in enumerate(entry.names):
