@@ -99,8 +99,8 @@ def test_halves_of_a_tensor_are_cut_at_the_widths_of_the_model() -> None:
 
 def test_a_parameter_is_cut_at_the_widths_of_the_model() -> None:
     """Kimi Linear's convolution over queries, keys and values, which are published one by one."""
-    keys = {"num_hidden_layers": 1, "num_experts": 2, "num_experts_per_token": 1, "hidden_size": 64}
-    keys |= {"linear_num_heads": 6, "linear_head_dim": 10, "layer_types": ["linear_attention"]}
+    sizes = {"hidden_size": 64, "linear_num_heads": 6, "linear_head_dim": 10, "num_experts": 2}
+    keys = {**sizes, "num_hidden_layers": 1, "num_experts_per_token": 1, "layer_types": ["linear_attention"]}
     known("kimi_linear")
     table = decoder_table(HfDecoderConfig(**family_of("kimi_linear").settings(keys)))
     (found,) = (entry for entry in table if entry.lengths)

@@ -70,7 +70,7 @@ class Numbers:
         """
         owner, place = torch.full((count,), -1), torch.zeros(count, dtype=torch.long)
         parameters = dict(ours.named_parameters())
-        held = {path: parameters[path] for path in paths if path in parameters}
+        held: dict[str, Tensor] = {path: parameters[path] for path in paths if path in parameters}
         held |= {path: buffer for path, buffer in ours.named_buffers() if _is_filled(buffer, whole)}
         for index, parameter in enumerate(held.values()):
             numbers = parameter.detach().long().flatten()
