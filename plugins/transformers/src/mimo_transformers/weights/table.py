@@ -224,7 +224,7 @@ def _locations(make: Callable[[], tuple[Any, _Bridged]]) -> _Locations:
     with trying(), tempfile.TemporaryDirectory() as folder:
         network, ours = make()
         network = network.to(torch.float64)
-        whole = _fill(filter(torch.is_floating_point, _tensors(network)), 0)
+        whole = _fill((one for one in _tensors(network) if one.is_floating_point()), 0)
         count = _fill(filter(is_whole, _tensors(network)), whole)
         network.save_pretrained(folder)
         files = [load_file(file) for file in sorted(Path(folder).glob("*.safetensors"))]
