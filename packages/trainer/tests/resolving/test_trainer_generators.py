@@ -9,7 +9,7 @@ import attrs
 import pytest
 
 from mimo.data import TokenizerSpec
-from mimo.hooks import ConfigError
+from mimo.hooks import ConfigError, DataError, ItemInfo
 from mimo.model import ContextSupport, EncoderSpec, GeneratorSpec, GeneratorStages
 from mimo.topology import StageId
 from mimo.trainer.config.plugin_kinds import find_installed
@@ -17,6 +17,7 @@ from mimo.trainer.config.toml import make_settings
 from mimo.trainer.job.generation_layout import check_layout
 from mimo.trainer.job.job import Job
 from mimo.trainer.resolving.resolve import Purpose, resolve
+from mimo.trainer.resolving.teachers import check_targets
 
 LANGUAGE: Mapping[str, Any] = {
     "plugin": "decoder",
@@ -166,6 +167,61 @@ def test_an_encoder_may_feed_a_generator() -> None:
     assert job.carried_by(edge) is lens
     assert job.width(edge) == 8
     assert not lens.is_of_teacher
+
+
+class Listed:
+    """As much of a dataset as says which items samples have."""
+
+    def __init__(self, *samples: Sequence[ItemInfo] | DataError, more: int = 0) -> None:
+        self.samples, self.more = samples, more
+
+    def __len__(self) -> int:
+        return len(self.samples) + self.more
+
+    def infos(self, sample: int) -> Sequence[ItemInfo]:
+        found = self.samples[sample]
+        if isinstance(found, DataError):
+            raise found
+        return found
+
+
+@pytest.mark.parametrize(
+    ("roles", "reads", "has_targets"),
+    [
+        (["output"], True, True),
+        (["input", "both"], True, True),
+        ([""], False, True),
+        ([""], True, False),
+        (["input"], False, False),
+        ([], True, False),
+    ],
+)
+def test_a_loss_without_targets_is_refused(roles: Sequence[Any], reads: bool, has_targets: bool) -> None:
+    """An item is made by its role, or if it has none where nothing reads its modality."""
+    vision: Any = {"vision": {"plugin": "eye", "ranks": "0"}} if reads else {}
+    modules = job_of(table(**vision)).modules
+    items = [ItemInfo(modality="image", sample=1, index=0, size=(2, 2), role=role) for role in roles]
+    sound = ItemInfo(modality="sound", sample=0, index=9, size=(2, 2), role="output")
+    data: Any = Listed([sound], [sound, *items])
+    if has_targets:
+        check_targets(modules, data)
+        return
+    text = (
+        r"^modules\.drawer\.loss_weight: expected 0, as none of the 2 samples has an item of modality 'image' that is "
+        r"to be made, got 1\.0\. Give such items the role 'output' or 'both' in the data, or leave the module out\.$"
+    )
+    with pytest.raises(ConfigError, match=text):
+        check_targets(modules, data)
+    check_targets([attrs.evolve(module, loss_weight=0.0) for module in modules], data)
+
+
+def test_targets_of_data_that_are_not_known_are_not_missed() -> None:
+    """Neither of more samples than are looked at, nor of one that can't be read."""
+    modules, nothing = job_of(table()).modules, list[ItemInfo]()
+    broken: Any = Listed(nothing, DataError("data.path: line 2", expected="an object", got="none"), nothing)
+    check_targets(modules, broken)
+    many: Any = Listed(more=4097)
+    check_targets(modules, many)
 
 
 def test_generators_stay_while_the_language_model_writes() -> None:

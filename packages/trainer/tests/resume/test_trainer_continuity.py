@@ -172,6 +172,38 @@ def test_a_module_that_is_split_off_is_neither_new_nor_gone() -> None:
     assert refusal(before, saved_by(now, rename={"language.projector": "glyph.projector"})) == ""
 
 
+def test_a_teacher_has_learned_by_the_tokenizer_of_the_run(tmp_path: Path) -> None:
+    """By its settings, files by what they hold; nothing is known of a file that is gone, nor of the student's."""
+    words = [f"word{number}" for number in range(20)]
+    for name, listed in (("one", words), ("same", words), ("other", words[::-1])):
+        (tmp_path / name).write_text("\n".join(listed), encoding="utf-8")
+
+    def by(tokenizer: Mapping[str, Any]) -> Table:
+        found = table({"language": on(0, 0)})
+        found["modules"]["teacher"] = {**found["modules"]["language"], "distil": {"top_k": 2}}
+        return {**found, "tokenizer": {"plugin": "word", **tokenizer}}
+
+    def refused(before: Table, now: Table, **take: Any) -> str:
+        source = saved_by(before, finetunes=True, **take)
+        return refusal(now, source)
+
+    text = (
+        "modules.teacher: expected a teacher by the tokenizer of this run, as both read and write the same ids, got "
+        "that of 'run/checkpoints/step_00000003', where tokenizer.{} was another. Set the tokenizer as it was there, "
+        "or take another teacher."
+    )
+    assert refused(by({"words": words}), by({"words": words})) == ""
+    assert refused(by({"words": words}), by({"words": words[::-1]})) == text.format("words")
+    files = {name: by({"file": str(tmp_path / name)}) for name in ("one", "same", "other")}
+    assert refused(files["one"], files["same"]) == ""
+    assert refused(files["one"], files["other"]) == text.format("file")
+    source = saved_by(files["one"], finetunes=True)
+    (tmp_path / "one").unlink()
+    assert refusal(files["other"], source) == ""
+    new = {"rename": {"teacher": ""}}
+    assert refused(by({"words": words}), by({"words": words[::-1]}), **new) == ""
+
+
 def test_a_checkpoint_without_settings_differs_in_nothing() -> None:
     """One that was saved from Python says of none how it was."""
     source = saved_by(settings())

@@ -1,14 +1,18 @@
-"""What teachers, generators and the language model must agree on."""
+"""What teachers, generators and the language model must agree on, and that there is anything to learn from."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mimo.hooks import ConfigError
+from mimo.data import Dataset
+from mimo.hooks import ConfigError, ItemInfo, UserError
 from mimo.model import EncoderSpec, LanguageModelSpec
 from mimo.trainer.config.settings import LANGUAGE
 from mimo.trainer.job.job import JobModule
 from mimo.trainer.resolving.modules import check_distils
+
+_LOOKED_AT = 4096
+"""So many samples may be looked at for an item to make; the first that has one ends it."""
 
 
 def check_teachers(modules: Sequence[JobModule], *, trains: bool) -> None:
@@ -42,6 +46,37 @@ def check_teachers(modules: Sequence[JobModule], *, trains: bool) -> None:
     _check_modalities(modules, teachers)
     for generator in generators:
         _check_whole_rows(generator, [module.name for module in modules if module.feeds == generator.name])
+
+
+def check_targets(modules: Sequence[JobModule], train: Dataset) -> None:
+    """Refuse a generator with a loss in a run whose data have nothing for it to make.
+
+    Of data with more than `_LOOKED_AT` samples it isn't known, nor of those that can't be read.
+
+    Raises:
+        ConfigError: by the path of the loss's weight.
+    """
+    read = {one.modality for one in modules if isinstance(one.spec, EncoderSpec) and one.feeds == LANGUAGE}
+    for generator in modules:
+        if not generator.is_generator or not generator.loss_weight or len(train) > _LOOKED_AT:
+            continue
+
+        def is_made(item: ItemInfo, modality: str = generator.modality) -> bool:
+            role = item.role or ("input" if modality in read else "output")
+            return item.modality == modality and role != "input"
+
+        try:
+            has_targets = any(is_made(item) for sample in range(len(train)) for item in train.infos(sample))
+        except UserError:
+            return
+        if not has_targets:
+            raise ConfigError(
+                f"modules.{generator.name}.loss_weight",
+                expected=f"0, as none of the {len(train)} samples has an item of modality {generator.modality!r} that "
+                "is to be made",
+                got=repr(generator.loss_weight),
+                fix="Give such items the role 'output' or 'both' in the data, or leave the module out.",
+            )
 
 
 def _check_whole_rows(generator: JobModule, encoders: Sequence[str]) -> None:

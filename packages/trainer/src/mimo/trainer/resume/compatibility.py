@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from filecmp import cmp
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 from mimo.hooks import ConfigError
@@ -21,6 +23,9 @@ _NEW: Mapping[str, Mapping[str, Any]] = {"data": {"longer": "cut"}, "tokenizer":
 """By section, settings that earlier checkpoints lack, with what was done then."""
 _OF_LOADING = ("workers", "ahead", "ahead_bytes", "hand_on")
 _MISSING = "nothing"
+_AROUND_TEXTS = ("end", "placeholders", "markers", "items")
+"""Settings of a tokenizer by which no id of a text becomes another."""
+_FILES = ("path", "file")
 
 
 def check_source(job: Job, source: Source | None) -> None:
@@ -33,7 +38,7 @@ def check_source(job: Job, source: Source | None) -> None:
     if source is None:
         _check_whole(job)
         return
-    problems = [*_check_modules(job, source), *_check_lora(job, source)]
+    problems = [*_check_modules(job, source), *_check_lora(job, source), *_check_teachers(job, source)]
     problems += [] if source.finetunes else _check_run(job, source)
     refuse(problems, str(source.folder))
 
@@ -172,6 +177,36 @@ def _check_lora(job: Job, source: Source) -> Iterator[ConfigError]:
                 fix=f"Set it, or begin with its weights and what was added to them: `mimo checkpoint merge "
                 f"{source.folder} OUT`.",
             )
+
+
+def _check_teachers(job: Job, source: Source) -> Iterator[ConfigError]:
+    """Yield teachers that the checkpoint has learned by other ids, as far as its settings and their files say."""
+    before, now = source.manifest.config.get("tokenizer"), job.plain["tokenizer"]
+    renaming = Renaming(source.take.rename)
+    for teacher in job.teachers:
+        if before is not None and renaming.modules_there(teacher.name) & source.manifest.topology.keys():
+            others = [f"tokenizer.{key}" for key in _other_texts(before, now)]
+            if others:
+                yield ConfigError(
+                    f"modules.{teacher.name}",
+                    expected="a teacher by the tokenizer of this run, as both read and write the same ids",
+                    got=f"that of {str(source.folder)!r}, where {', '.join(others)} was another",
+                    fix="Set the tokenizer as it was there, or take another teacher.",
+                )
+
+
+def _other_texts(before: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the settings of tokenizers by which an id may mean other texts; files differ by what they hold.
+
+    One that isn't there any more may have held anything, and decides nothing.
+    """
+    for key in now:
+        one, other = before.get(key), now[key]
+        if key in before and key not in _AROUND_TEXTS and one != other:
+            files = [Path(path) for path in (one, other) if key in _FILES and isinstance(path, str)]
+            are_there = len(files) == 2 and all(map(Path.is_file, files))  # noqa: PLR2004 - one of each table
+            if len(files) < 2 or (are_there and not cmp(files[0], files[1], shallow=False)):  # noqa: PLR2004 - likewise
+                yield key
 
 
 def _check_run(job: Job, source: Source) -> Iterator[ConfigError]:
