@@ -85,12 +85,19 @@ def test_a_taught_model_writes_without_its_teacher(student: Path, tmp_path: Path
 
 
 def test_a_teacher_may_come_from_a_published_folder(student: Path, tmp_path: Path) -> None:
-    """Its module of a checkpoint is exported as such, and read again as a teacher by the settings of a run."""
+    """Its module of a checkpoint is exported as such, read again as a teacher by the settings of a run, and teaches."""
     folder, out = tmp_path / "published", tmp_path / "weights"
     words = ("checkpoint", "export-hf", student, folder, "--module", "teacher")
     assert "teacher as LlamaForCausalLM" in here(*words).printed
     here("checkpoint", "import-hf", f"teacher={folder}", "--out", out, "--config", ROOT / EXAMPLE)
     assert "teacher.head.weight" in here("checkpoint", "inspect", out).printed
+    run = tmp_path / "run"
+    grids = ("modules.vision.ranks=0", "modules.eye.ranks=0", "modules.teacher.ranks=0", *ONE_PROCESS[1:])
+    new = 'load.rename={language="",vision="",eye=""}'
+    succeed("train", EXAMPLE, *SMALL, *grids, f"load.finetune={out}", new, f"run.directory={run}")
+    assert _read(run, "teacher").keys() == _read(student, "teacher").keys()
+    assert all(one.equal(_read(student, "teacher")[name]) for name, one in _read(run, "teacher").items())
+    assert all(row["losses"]["teacher.divergence"] > 0 for row in read_metrics(run) if "losses" in row)
 
 
 @pytest.mark.parametrize(
