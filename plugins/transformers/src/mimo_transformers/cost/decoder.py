@@ -1,23 +1,24 @@
 """What a stage takes, from the shapes of its weights and from what its layers ask of attention and of experts.
 
 A forward of a few rows without storage records these calls, and what autograd saves of each row beside them; nothing is
-computed. What parts that mix rows do between their weights, as scans do, is left out; so is attention where no forward
-runs so, as that of JetMoe, whose routers say how many rows each expert takes.
+computed, and which experts are chosen, as nothing says, is each in turn. What parts that mix rows do between their
+weights, as scans do, is found by running them so on longer samples. Where no forward runs so, weights alone count.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 
 import attrs
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from mimo.model import OpCost, Stage
 from mimo.model.runtime import Embedding, GroupedLinear, LanguageBatch, create_on
+from mimo_transformers.cost.mixers import MixerCost, mixer_calls, mixer_costs
 from mimo_transformers.cost.products import ForwardCounter, repeated
 from mimo_transformers.family import HfDecoderConfig
 from mimo_transformers.model.attention import AttentionCall, CallRecord
@@ -63,24 +64,33 @@ class _Matrices:
         self.largest = max(self.largest, max(experts, 1) * outputs * inputs)
 
 
-@attrs.frozen
-class _Saved:
-    """Elements that autograd saves of a row in a forward of all layers, but for attention and experts.
+@attrs.frozen(kw_only=True)
+class _Forward:
+    """What a forward of all layers of a stage asks for.
 
     Args:
-        copied: of tensors as wide as the rows between layers.
+        attention: calls of it, each as often as it was made.
+        mixers: what parts that mix rows by themselves take.
+        chosen: by module of experts, how many of them each row goes to.
+        copied: elements that autograd saves of a row, but for all of these, of tensors as wide as the rows between
+            layers.
         split: of others.
+        is_product: whether rows are multiplied with a weight as a matrix.
     """
 
-    copied: float = 0
-    split: float = 0
+    attention: Mapping[AttentionCall, int]
+    mixers: Sequence[MixerCost]
+    chosen: Mapping[nn.Module, int]
+    copied: float
+    split: float
+    is_product: Callable[[Tensor], bool]
 
 
 def decoder_cost(
     config: HfDecoderConfig, stage: Stage, recompute: str, lengths: Sequence[int], labels: int
 ) -> Mapping[str, OpCost]:
     """Return by part what a forward of ``stage`` takes over samples of these lengths; see `LanguageModelSpec.flops`."""
-    parts, attention, saved = _counted(json.dumps(attrs.asdict(config), sort_keys=True), stage)
+    parts, forward = _counted(json.dumps(attrs.asdict(config), sort_keys=True), stage)
     rows, found = sum(lengths), {}
     for part, matrices in parts.items():
         some = labels if part == _HEAD else rows
@@ -97,12 +107,14 @@ def decoder_cost(
     if "layers" in found:
         # As of a gated part: gradients of two of its tensors take the place of the product's.
         layers = attrs.evolve(found["layers"], working=2.0 * rows * parts["layers"].widest)
-        if saved is not None:
-            split = rows * (saved.split + parts["layers"].expert_ends)
-            layers = attrs.evolve(layers, copied=rows * saved.copied, split=split)
+        if forward is not None:
+            split = rows * (forward.split + parts["layers"].expert_ends)
+            layers = attrs.evolve(layers, copied=rows * forward.copied, split=split)
+            for call, count in forward.attention.items():
+                layers += _attention(call, lengths, count)
+            for mixer in forward.mixers:
+                layers += mixer.cost(lengths)
         found["layers"] = layers
-        for call, count in attention.items():
-            found["layers"] += _attention(call, lengths, count)
         if recompute == "full":
             count = len(stage.layers(config.layers))
             found["layers"] = repeated(found["layers"], count, count * rows * config.hidden)
@@ -119,51 +131,58 @@ def _attention(call: AttentionCall, lengths: Sequence[int], count: int) -> OpCos
 
 
 @cache
-def _counted(
-    described: str, stage: Stage
-) -> tuple[Mapping[str, _Matrices], Mapping[AttentionCall, int], _Saved | None]:
-    """Return what parts multiply with, in the order of data, calls of attention, and what else is saved, if known."""
+def _counted(described: str, stage: Stage) -> tuple[Mapping[str, _Matrices], _Forward | None]:
+    """Return what parts multiply with, in the order of data, and what else a forward takes, if that is known."""
     config = HfDecoderConfig(**json.loads(described))
     with create_on("meta"):
         built = HfStage(config, stage)
-    record, saved = _record(built, config)
+    forward = _run(built, config)
+    chosen = {} if forward is None else forward.chosen
     times = {
-        linear: record.chosen.get(experts, 1)
+        linear: chosen.get(experts, 1)
         for experts in built.modules()
         if isinstance(experts, BridgedExperts)
         for linear in experts.modules()
     }
     parts = {part: _Matrices() for part in ("embedding", "layers", _HEAD)}
     for path, module in built.named_modules():
-        part = parts[_PARTS.get(path.partition(".")[0], _HEAD)]
+        name = _PARTS.get(path.partition(".")[0], _HEAD)
+        part = parts[name]
         for leaf, parameter in module.named_parameters(recurse=False):
             part.weights += parameter.numel()
             if isinstance(module, GroupedLinear):
                 part.experts += parameter.numel()
                 if leaf == "weight":
                     part.add(*parameter.shape[1:], times=times.get(module, 1), experts=len(parameter))
+            elif name == "layers" and forward is not None and not forward.is_product(parameter):
+                continue
             elif parameter.dim() == _OF_EXPERTS and parameter.shape[0] == config.experts:
                 part.add(*parameter.shape[1:], times=config.experts_per_token, experts=len(parameter))
             elif parameter.dim() > 1 and not isinstance(module, Embedding | nn.Embedding):
                 part.add(parameter.shape[0], parameter.shape[1:].numel())
     if built.stage.is_last and built.tied:
         parts[_HEAD].add(config.vocabulary, config.hidden)
-    found = {name: part for name, part in parts.items() if part.weights or part.products}
-    return found, Counter(record.attention), saved
+    return {name: part for name, part in parts.items() if part.weights or part.products}, forward
 
 
-def _record(built: HfStage, config: HfDecoderConfig) -> tuple[CallRecord, _Saved | None]:
-    """Return what a stage without storage asks for in a forward and saves; nothing of one that can't run so."""
+def _run(built: HfStage, config: HfDecoderConfig) -> _Forward | None:
+    """Return what a stage without storage asks for in a forward and saves; None of one that can't run so."""
     ids = torch.zeros(_ROWS, dtype=torch.long)
     batch = LanguageBatch.of(ids, ids, torch.arange(_ROWS), lengths=[_ROWS])
     hidden = None if built.stage.is_first else torch.zeros(_ROWS, config.hidden, device="meta")
     built.record, counter = CallRecord(), ForwardCounter((one, None) for one in built.parameters())
     try:
-        with counter.counting():
+        with mixer_calls(built.modules(), counter.saved) as calls, counter.counting():
             built(batch, {}, hidden)
+        mixers = mixer_costs(calls, config.hidden)
     except RuntimeError:  # it reads numbers back that depend on weights
-        return CallRecord(), None
-    sizes = [(width == config.hidden, elements / _ROWS) for width, elements in counter.saved.elements()]
-    return built.record, _Saved(
-        copied=sum(size for is_row, size in sizes if is_row), split=sum(size for is_row, size in sizes if not is_row)
+        return None
+    sizes = [(shape[-1:] == (config.hidden,), elements / _ROWS) for shape, elements in counter.saved.elements()]
+    return _Forward(
+        attention=Counter(built.record.attention),
+        mixers=mixers,
+        chosen=built.record.chosen,
+        copied=sum(size for is_row, size in sizes if is_row),
+        split=sum(size for is_row, size in sizes if not is_row),
+        is_product=counter.is_product,
     )

@@ -19,15 +19,14 @@ class SavedTensors:
     def __init__(self, weights: Iterable[Tensor]) -> None:
         self._weights = {_storage(one) for one in weights}
         self._known: dict[int, Tensor] = {}  # one of each storage, which then can't be another's
-        self._paused = False
+        self._pauses = 0
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
         """Have autograd record what runs within, and collect what it saves."""
 
         def save(tensor: Tensor) -> Tensor:
-            if not self._paused:
-                self.add(tensor)
+            self.add(tensor)
             return tensor
 
         with torch.enable_grad(), torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
@@ -36,25 +35,30 @@ class SavedTensors:
     @contextmanager
     def paused(self) -> Iterator[None]:
         """Collect nothing within."""
-        self._paused = True
+        self.pause()
         try:
             yield
         finally:
-            self._paused = False
+            self.resume()
+
+    def pause(self) -> None:
+        """Collect nothing until `resume` has been called as often."""
+        self._pauses += 1
+
+    def resume(self) -> None:
+        """Collect again, if nothing else paused it."""
+        self._pauses -= 1
 
     def add(self, *tensors: Tensor) -> None:
         """Count tensors as saved."""
-        for tensor in tensors:
+        for tensor in () if self._pauses else tensors:
             if (key := _storage(tensor)) not in self._weights:
                 self._known.setdefault(key, tensor)
 
-    def elements(self, first: int = 0) -> list[tuple[int, float]]:
-        """Return of each storage, from the one numbered ``first`` on, its last dim and its size in numbers of fp32."""
+    def elements(self, first: int = 0) -> list[tuple[torch.Size, float]]:
+        """Return of each storage, from the one numbered ``first`` on, a shape in it and its size in numbers of fp32."""
         tensors = list(self._known.values())[first:]
-        return [
-            (one.shape[-1] if one.dim() else 1, one.untyped_storage().nbytes() / torch.float32.itemsize)
-            for one in tensors
-        ]
+        return [(one.shape, one.untyped_storage().nbytes() / torch.float32.itemsize) for one in tensors]
 
     def __len__(self) -> int:
         """Return how many storages have been saved."""
