@@ -145,6 +145,7 @@ IMAGES: Mapping[str, tuple[str, Modules]] = {
     "tiles": ("llava_next", {"vision": on(1, 1), "language": on(0, 0)}),
     "recomputed tiles": ("llava_onevision", {"vision": on(0, 0, recompute="full"), "language": on(0, 0)}),
     "windows of any size": ("qwen2_5_vl", {"vision": on(0, 0), "language": on(0, 0)}),
+    "recomputed under a mask over all": ("lighton_ocr", {"vision": on(1, 1, recompute="full"), "language": on(0, 0)}),
     "tensor ranks": ("gemma3", {"vision": on(0, 1, tp=2), "language": on(0, 1, tp=2, **SP)}),
 }
 """Published models and modules."""
@@ -158,10 +159,14 @@ def test_estimates_of_published_towers_are_what_ranks_hold(case: str, pool: Pool
     """By what autograd saves of images, at their own sizes or in tiles."""
     name, modules = IMAGES[case]
     settings = measured(table(modules, microbatches=3, pictures="digits", language=DECODER))
-    settings["data"]["side"] = 48
     vision = vision_of(name, DECODER["hidden"])
+    settings["data"]["side"] = 48
+    if "longest" in vision["config"]["images"]:  # large ones, of which masks are much of what is held
+        settings["data"]["side"] = vision["config"]["images"]["longest"] = 128
     tower = vision["config"]["values"]["vision_config"]
     tower |= {"hidden_size": 64, "intermediate_size": 128, "depth" if "depth" in tower else "num_hidden_layers": 4}
+    if "head_dim" in tower:
+        tower["head_dim"] = tower["hidden_size"] // tower["num_attention_heads"]
     settings["modules"]["vision"] = {**modules["vision"], **vision}
     check(settings, pool)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from threading import Thread
 from typing import Any
@@ -127,11 +128,61 @@ def test_what_cannot_run_without_storage_is_counted_by_its_weights() -> None:
     """As what looks at rows to say how many there are."""
     encoder = torch.nn.Sequential(torch.nn.Linear(3, 5, bias=False, device="meta"))
 
-    def run(_size: tuple[int, int]) -> float:
+    def run(_sizes: Sequence[tuple[int, int]]) -> float:
         return float(encoder(torch.ones(7, 3)).sum().item())
 
     cost = TowerCost(encoder, run=run, layers=[], shape=lambda _size: (1, 8, 8), rows=lambda _size: 7)
     assert cost.of([(8, 8), (4, 4)], "none") == {"0": OpCost(weighted=2 * 2 * 7 * 15, weights=15)}
+
+
+class _Masked(torch.nn.Module):
+    """A tower whose layers are given a mask over the rows of all images, and no angles."""
+
+    def __init__(self, *, joint: bool) -> None:
+        super().__init__()
+        self.tower = torch.nn.ModuleList(torch.nn.Linear(4, 4, bias=False) for _ in range(3))
+        for layer in self.tower:
+            assert isinstance(layer, torch.nn.Linear)
+            layer.forward = partial(self._layer, layer)  # type: ignore[method-assign]  # with a mask
+        self._joint = joint
+
+    def forward(self, counts: Sequence[int]) -> torch.Tensor:
+        """Return rows of images of so many."""
+        groups = [sum(counts)] if self._joint else counts
+        found = []
+        for count in groups:
+            rows, mask = torch.ones(count, 4, device="meta"), torch.zeros(count, count, device="meta")
+            for layer in self.tower:
+                rows = layer(rows, mask=mask)
+            found.append(rows)
+        return torch.cat(found)
+
+    @staticmethod
+    def _layer(layer: torch.nn.Linear, rows: torch.Tensor, *, mask: torch.Tensor) -> torch.Tensor:
+        return ((rows @ rows.T + mask).softmax(-1) @ rows) @ layer.weight
+
+
+@pytest.mark.parametrize("recompute", ["none", "full"])
+@pytest.mark.parametrize("joint", [True, False])
+def test_masks_over_all_images_grow_with_the_square_of_their_rows(joint: bool, recompute: str) -> None:
+    """Held once for all layers, whether these are computed again or not; those of one image each are its own."""
+    with torch.device("meta"):
+        encoder = _Masked(joint=joint)
+    cost = TowerCost(
+        encoder,
+        run=lambda sizes: encoder([min(height, 64) * min(width, 64) // 16 for height, width in sizes]),
+        layers=list(encoder.tower),
+        shape=lambda size: (1, min(size[0], 64), min(size[1], 64)),
+        rows=lambda size: size[0] * size[1] // 16,
+    )
+    counts = (16, 64, 64)
+    found = cost.of([(16, 16), (32, 32), (16, 64)], recompute)["tower"]
+    assert found.paired == pytest.approx(sum(counts) if joint else 0)
+    rows = 4 * sum(counts)
+    masks = 0 if joint else sum(count**2 for count in counts)
+    if recompute == "full":
+        assert found.copied == pytest.approx(3 * rows + masks)
+    assert found.paired**2 + masks == pytest.approx(sum(counts) ** 2 if joint else masks)
 
 
 @EACH
@@ -150,7 +201,7 @@ def test_threads_that_ask_at_once_get_the_same() -> None:
     found: list[dict[str, OpCost]] = []
     others: list[Thread] = []
 
-    def run(_size: tuple[int, int]) -> None:
+    def run(_sizes: Sequence[tuple[int, int]]) -> None:
         for layer in encoder:
             layer(torch.ones(3, 4, device="meta"))
             if cost and not others:  # the other asks while this one runs

@@ -33,8 +33,8 @@ def encoder_cost(
         encoder, shape = _built(build_encoder, config, hidden), (1, config.side, config.side)
         rows = encoder.rows.count
 
-        def run(_size: tuple[int, int]) -> object:
-            return encoder([{"pixels": _pixels(config.channels, *shape[1:])}])
+        def run(sizes: Sequence[tuple[int, int]]) -> object:
+            return encoder([{"pixels": _pixels(config.channels, *shape[1:])} for _ in sizes])
 
         return TowerCost(
             encoder, run=run, layers=_layers(encoder.layer_forwards), shape=lambda _size: shape, rows=lambda _size: rows
@@ -51,9 +51,12 @@ def images_cost(
     def find() -> TowerCost:
         encoder, shape = _built(build_images, config, hidden), config.processing.shape
 
-        def run(size: tuple[int, int]) -> object:
+        def item(size: tuple[int, int]) -> dict[str, torch.Tensor]:
             count, *sides = shape(size)
-            return encoder([{"pixels": _pixels(count, _COLOURS, *sides), SIZE: torch.tensor(size)}])
+            return {"pixels": _pixels(count, _COLOURS, *sides), SIZE: torch.tensor(size)}
+
+        def run(sizes: Sequence[tuple[int, int]]) -> object:
+            return encoder([item(size) for size in sizes])
 
         return TowerCost(
             encoder, run=run, layers=_layers(encoder.layer_forwards), shape=shape, rows=config.processing.rows

@@ -64,7 +64,8 @@ class ForwardCounter(TorchDispatchMode):
     Attributes:
         costs: by part, of what isn't in layers.
         layer_costs: likewise, of what is.
-        layer_inputs: elements that layers are given.
+        layer_inputs: elements of the rows that layers are given.
+        beside: elements that they are given besides, as masks and angles, each storage once.
         layers: how many of them have run.
         saved: all that autograd has saved.
     """
@@ -73,7 +74,7 @@ class ForwardCounter(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
         self.costs: dict[str, OpCost] = {}
         self.layer_costs: dict[str, OpCost] = {}
-        self.layer_inputs, self.layers = 0, 0
+        self.layer_inputs, self.layers, self.beside = 0, 0, 0.0
         parts = list(parts)
         self._in_layer = False
         self._width = 0  # of the rows between layers
@@ -178,9 +179,10 @@ class ForwardCounter(TorchDispatchMode):
                 hook.remove()
 
     def _begin(self, _layer: nn.Module, given: Any, named: Any) -> None:
-        hidden, *_ = tensors_in((given, named))
+        hidden, *others = tensors_in((given, named))
         self._width = self._width or hidden.shape[-1]
         self._add_saved()
+        self.beside += self.saved.leave_out(*others)
         self._in_layer = True
         self.layers += 1
         self.layer_inputs += hidden.numel()

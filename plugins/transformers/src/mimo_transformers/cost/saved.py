@@ -20,6 +20,7 @@ class SavedTensors:
         self._weights = {_storage(one) for one in weights}
         self._known: dict[int, Tensor] = {}  # one of each storage, which then can't be another's
         self._pauses = 0
+        self._left_out: list[Tensor] = []  # whose storages then can't be another's
 
     @contextmanager
     def collecting(self) -> Iterator[None]:
@@ -54,6 +55,13 @@ class SavedTensors:
         for tensor in () if self._pauses else tensors:
             if (key := _storage(tensor)) not in self._weights:
                 self._known.setdefault(key, tensor)
+
+    def leave_out(self, *tensors: Tensor) -> float:
+        """Have tensors not count as saved from now on; return the size of new ones, in numbers of fp32."""
+        new = {key: one for one in tensors if (key := _storage(one)) not in self._weights and key not in self._known}
+        self._weights |= new.keys()
+        self._left_out += new.values()
+        return sum(one.untyped_storage().nbytes() for one in new.values()) / torch.float32.itemsize
 
     def elements(self, first: int = 0) -> list[tuple[torch.Size, float]]:
         """Return of each storage, from the one numbered ``first`` on, a shape in it and its size in numbers of fp32."""

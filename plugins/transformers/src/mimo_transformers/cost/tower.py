@@ -1,8 +1,10 @@
 """What an encoder of the library takes: it runs a few times without storage, and other sizes follow from these.
 
 Of pictures in tiles all grows with their number, of those of their own size with the number of their pixels, and
-attention with its square. Products with what isn't trained, since nothing that is handed on depends on it, are left
-out. What can't run so is counted by its weights, as often as an image has rows.
+attention with its square. What a tower makes of all pairs of rows of several images, as a mask over them, is found by
+what layers of two and of three equal ones are given beyond those of one. Products with what isn't trained, since
+nothing that is handed on depends on it, are left out. What can't run so is counted by its weights, as often as an image
+has rows.
 """
 
 from __future__ import annotations
@@ -38,13 +40,15 @@ class ItemCost:
         costs: by part, of what isn't in layers.
         layer_costs: likewise, of what is.
         layers: how many there are.
-        layer_inputs: elements that they are given.
+        layer_inputs: elements of the rows that they are given.
+        beside: elements that they are given besides.
     """
 
     costs: Mapping[str, OpCost]
     layer_costs: Mapping[str, OpCost]
     layers: int
     layer_inputs: float
+    beside: float = 0
 
     @property
     def forward(self) -> float:
@@ -59,7 +63,7 @@ class TowerCost:
 
     Args:
         encoder: without storage; its children are its parts, in order.
-        run: it on an image of a size.
+        run: it on images of these sizes together.
         layers: of its tower, as far as these are known; they may be computed again.
         shape: of an image of a size.
         rows: that it becomes.
@@ -69,16 +73,18 @@ class TowerCost:
         self,
         encoder: nn.Module,
         *,
-        run: Callable[[tuple[int, int]], object],
+        run: Callable[[Sequence[tuple[int, int]]], object],
         layers: Sequence[nn.Module],
         shape: Callable[[tuple[int, int]], Shape],
         rows: Callable[[tuple[int, int]], int],
     ) -> None:
         self._parts = {name: list(part.parameters()) for name, part in encoder.named_children()}
+        self._tower = next(iter(self._parts))
         self._run, self._layers, self._shape, self._rows = run, layers, shape, rows
         self._known: dict[Shape, ItemCost] = {}
         self._measuring = threading.Lock()
         self._points = self._find_points()
+        self._paired = self._find_paired()
 
     def of(self, sizes: Sequence[tuple[int, ...]], recompute: str) -> Mapping[str, OpCost]:
         """Return by part what a forward takes over images of these sizes; see `mimo.model.EncoderSpec.flops`."""
@@ -89,8 +95,13 @@ class TowerCost:
             inside = total.layer_costs.get(name, OpCost())
             if recompute == "full" and inside.forward:
                 inside = repeated(inside, total.layers, total.layer_inputs)
-            weights = OpCost(weights=sum(one.numel() for one in part))
-            found[name] = inside + total.costs.get(name, OpCost()) + weights
+            beside = OpCost(weights=sum(one.numel() for one in part))
+            if name == self._tower:
+                pixels = [float(math.prod(shape)) for shape, _ in shapes.elements()]
+                own = sum((self._paired * one) ** 2 for one in pixels)  # which is of each image by itself
+                copied = max(0.0, total.beside - own)
+                beside = attrs.evolve(beside, copied=copied, paired=self._paired * sum(pixels))
+            found[name] = inside + total.costs.get(name, OpCost()) + beside
         return found
 
     def _item(self, shape: Shape, size: tuple[int, int]) -> ItemCost:
@@ -102,22 +113,23 @@ class TowerCost:
         with self._measuring:
             if shape not in self._known:
                 with ThreadPoolExecutor(1) as alone:
-                    self._known[shape] = alone.submit(self._measure, size).result()
+                    self._known[shape] = alone.submit(self._measure, [size]).result()
             return self._known[shape]
 
-    def _measure(self, size: tuple[int, int]) -> ItemCost:
+    def _measure(self, sizes: Sequence[tuple[int, int]]) -> ItemCost:
         named = [(one, name if one.requires_grad else None) for name, part in self._parts.items() for one in part]
         counter = ForwardCounter(named)
         try:
             with counter.counting(self._layers):
-                self._run(size)
+                self._run(sizes)
         except RuntimeError:  # it reads numbers back that depend on weights
-            return self._by_weights(self._rows(size))
+            return self._by_weights(sum(map(self._rows, sizes)))
         return ItemCost(
             costs=counter.costs,
             layer_costs=counter.layer_costs,
             layers=counter.layers,
             layer_inputs=counter.layer_inputs,
+            beside=counter.beside,
         )
 
     def _by_weights(self, rows: int) -> ItemCost:
@@ -125,6 +137,14 @@ class TowerCost:
         trained = {name: sum(one.numel() for one in part if one.requires_grad) for name, part in self._parts.items()}
         costs = {name: OpCost(weighted=2.0 * rows * count) for name, count in trained.items()}
         return ItemCost(costs=costs, layer_costs={}, layers=0, layer_inputs=0)
+
+    def _find_paired(self) -> float:
+        """Return the square root of elements beside rows that grow with the square of the images, for each pixel."""
+        sides = {math.prod(self._shape((side, side))): (side, side) for side in _SIDES[:_POINTS]}
+        pixels, size = max(sides.items())
+        with self._measuring, ThreadPoolExecutor(1) as alone:
+            one, two, three = (alone.submit(self._measure, [size] * count).result().beside for count in (1, 2, 3))
+        return math.sqrt(max(0.0, three - 2 * two + one) / 2) / pixels
 
     def _find_points(self) -> Sequence[tuple[int, ItemCost]]:
         """Return what is measured of three numbers of pixels, if that of another follows from it; none otherwise."""
@@ -159,6 +179,7 @@ def _combined(costs: Sequence[tuple[ItemCost, float]]) -> ItemCost:
         layer_costs=_summed([(one.layer_costs, factor) for one, factor in costs]),
         layers=max((one.layers for one, _ in costs), default=0),
         layer_inputs=sum(factor * one.layer_inputs for one, factor in costs),
+        beside=sum(factor * one.beside for one, factor in costs),
     )
 
 

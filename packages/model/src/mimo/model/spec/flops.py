@@ -6,6 +6,7 @@ tensor ranks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import attrs
@@ -27,6 +28,8 @@ class OpCost:
         split: elements that it saves for its backward, of tensors that tensor ranks split.
         logits: elements of logits, which tensor ranks split; the loss keeps them in fp32, or a few rows' at a time.
         copied: elements that it saves besides, of tensors that they split with sequence parallelism only.
+        paired: the square root of elements that it saves of all pairs of rows of a microbatch, as a mask over several
+            items has them: with several items it grows as they do. Each tensor rank has all of them.
         recomputed: elements that recomputing brings back, at most at one time.
         working: elements of gradients of rows that its backward holds besides, at most at one time, of tensors that
             tensor ranks split.
@@ -43,6 +46,7 @@ class OpCost:
     split: float = 0
     logits: float = 0
     copied: float = 0
+    paired: float = 0
     recomputed: float = 0
     working: float = 0
     operands: float = 0
@@ -60,6 +64,7 @@ class OpCost:
             split=self.split + other.split,
             logits=self.logits + other.logits,
             copied=self.copied + other.copied,
+            paired=math.hypot(self.paired, other.paired),
             recomputed=max(self.recomputed, other.recomputed),
             working=max(self.working, other.working),
             operands=self.operands + other.operands,

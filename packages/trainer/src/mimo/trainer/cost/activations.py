@@ -15,6 +15,7 @@ from mimo.trainer.cost.step_cost import (
     job_costs,
     op_costs,
     op_costs_with_training,
+    paired_bytes,
     stage_cost,
 )
 from mimo.trainer.job.job import NUMBER_BYTES, Job
@@ -64,7 +65,7 @@ def _with_working(job: Job, stage: StageId, stats: SampleStats, cost: StageCost)
     for _, work, trains, reached in op_costs_with_training(job, stage, stats):
         if not reached:
             continue
-        saved += work.split * split + work.copied * copied
+        saved += work.split * split + work.copied * copied + paired_bytes(job, module, stats, work)
         weight = work.largest / (grid.ep * grid.etp if work.expert_weights else grid.tp) * number if trains else 0.0
         most = max(most, saved + work.recomputed * split + max(work.working * split, weight))
     return attrs.evolve(cost, recomputed=round(max(most - saved, 0.0)))
@@ -90,5 +91,6 @@ def _passing(job: Job, stage: StageId, stats: SampleStats) -> int:
         whole = saved[part]
         if elements := whole.split + whole.copied:
             each = (whole.split * split + whole.copied * copied) / elements
-            most = max(most, work.recomputed * each + work.split * split)
+            pairs = paired_bytes(job, module, stats, work)
+            most = max(most, work.recomputed * each + work.split * split + pairs)
     return round(most)

@@ -90,7 +90,7 @@ def stage_cost(job: Job, stage: StageId, stats: SampleStats) -> StageCost:
         if reached:
             inputs += work.input_gradient
             repeated += work.repeated
-            saved += work.split * split + work.copied * copied
+            saved += work.split * split + work.copied * copied + paired_bytes(job, module, stats, work)
             recomputed = max(recomputed, work.recomputed * split)
     if module.divided:
         saved += rows_ahead(job, stage, stats)
@@ -119,6 +119,12 @@ def element_bytes(job: Job, module: JobModule, stats: SampleStats) -> tuple[floa
     """
     lane = _share(job, module, stats) * NUMBER_BYTES[job.settings.run.precision] / module.grid.cp
     return lane / module.grid.tp, lane / module.slices
+
+
+def paired_bytes(job: Job, module: JobModule, stats: SampleStats, work: OpCost) -> float:
+    """Return how many bytes a rank has, in a microbatch, of tensors of all pairs of its rows."""
+    rows = work.paired * _share(job, module, stats) / module.grid.cp
+    return rows**2 * NUMBER_BYTES[job.settings.run.precision]
 
 
 def _sent(job: Job, module: JobModule, trained: OpCost, total: OpCost) -> SentBytes:
