@@ -58,7 +58,7 @@ def joint(schedule: str, way: str, layout: str) -> Table:
     grids = LAYOUTS[layout]
     modules = {
         "vision": dict(grids["vision"]),
-        "teacher": teacher(0, 0, prefetch=True) | grids["teacher"],
+        "teacher": {**teacher(0, 0, prefetch=True), **grids["teacher"]},
         "language": {**grids["language"], "loss_weight": 0.5, **lora},
         "drawer": {
             **grids["drawer"],
@@ -106,7 +106,7 @@ def test_each_module_alone_resumes_elsewhere(module: str, pool: Pool, tmp_path: 
     """A run is resumed with the grid of one module exchanged for another, and all others where they were."""
     first, second = joint("1f1b", "adamw", "lanes"), joint("1f1b", "adamw", "lanes")
     grid = {key: value for key, value in second["modules"][module].items() if key not in {"ranks", "pp", "tp", "cp"}}
-    second["modules"][module] = grid | LAYOUTS["tensor"][module]
+    second["modules"][module] = {**grid, **LAYOUTS["tensor"][module]}
     for settings in (first, second):
         settings["run"] |= {"steps": 5, "directory": str(tmp_path)}
     check_going_on(pool, first, second, exactly=False)
