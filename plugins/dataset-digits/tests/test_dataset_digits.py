@@ -130,7 +130,7 @@ def test_digits_are_read_and_drawn() -> None:
 def test_digits_need_the_words_of_their_task(task: TaskName, needed: tuple[str, ...]) -> None:
     """No others; the last one missing, all of them are named."""
     assert len(open_digits(DigitsConfig(task=task), tokenizer(words=needed), "train")) >= 1438
-    with pytest.raises(ConfigError, match=re.escape(f"tokenizer.words must hold {', '.join(needed)}.")):
+    with pytest.raises(ConfigError, match=re.escape(f"tokenizer.words must hold {', '.join(needed)};")):
         open_digits(DigitsConfig(task=task), tokenizer(words=needed[:-1]), "train")
 
 

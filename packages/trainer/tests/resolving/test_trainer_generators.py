@@ -199,29 +199,30 @@ class Listed:
 def test_a_loss_without_targets_is_refused(roles: Sequence[Any], reads: bool, has_targets: bool) -> None:
     """An item is made by its role, or if it has none where nothing reads its modality."""
     vision: Any = {"vision": {"plugin": "eye", "ranks": "0"}} if reads else {}
-    modules = job_of(table(**vision)).modules
+    job = job_of(table(**vision))
     items = [ItemInfo(modality="image", sample=1, index=0, size=(2, 2), role=role) for role in roles]
     sound = ItemInfo(modality="sound", sample=0, index=9, size=(2, 2), role="output")
     data: Any = Listed([sound], [sound, *items])
     if has_targets:
-        check_targets(modules, data)
+        check_targets(attrs.evolve(job, train=data))
         return
     text = (
         r"^modules\.drawer\.loss_weight: expected 0, as none of the 2 samples has an item of modality 'image' that is "
         r"to be made, got 1\.0\. Give such items the role 'output' or 'both' in the data, or leave the module out\.$"
     )
     with pytest.raises(ConfigError, match=text):
-        check_targets(modules, data)
-    check_targets([attrs.evolve(module, loss_weight=0.0) for module in modules], data)
+        check_targets(attrs.evolve(job, train=data))
+    unweighted = tuple(attrs.evolve(module, loss_weight=0.0) for module in job.modules)
+    check_targets(attrs.evolve(job, train=data, modules=unweighted))
 
 
 def test_targets_of_data_that_are_not_known_are_not_missed() -> None:
     """Neither of more samples than are looked at, nor of one that can't be read."""
-    modules, nothing = job_of(table()).modules, list[ItemInfo]()
+    job, nothing = job_of(table()), list[ItemInfo]()
     broken: Any = Listed(nothing, DataError("data.path: line 2", expected="an object", got="none"), nothing)
-    check_targets(modules, broken)
+    check_targets(attrs.evolve(job, train=broken))
     many: Any = Listed(more=4097)
-    check_targets(modules, many)
+    check_targets(attrs.evolve(job, train=many))
 
 
 def test_generators_stay_while_the_language_model_writes() -> None:

@@ -173,7 +173,8 @@ def _caption(tokenizer: Tokenizer, text: str, words: Sequence[str]) -> tuple[int
             "tokenizer",
             expected=f"one that encodes the caption {text!r}",
             got=str(error),
-            fix="With the word tokenizer: tokenizer.words must hold " + ", ".join(words) + ".",
+            fix=f"With the word tokenizer: tokenizer.words must hold {', '.join(words)}; <image> comes with a module "
+            'of modality "image".',
         ) from error
 
 

@@ -43,7 +43,7 @@ from mimo.trainer.resolving.microbatches import plans_of_steps, step_microbatche
 from mimo.trainer.resolving.modules import resolve_module, with_training
 from mimo.trainer.resolving.optimizer import check_clip_groups, follows_one_plugin, resolve_optimizer
 from mimo.trainer.resolving.rerun import check_rerun
-from mimo.trainer.resolving.teachers import check_targets, check_teachers
+from mimo.trainer.resolving.teachers import check_teachers
 
 Purpose = Literal["train", "evaluate", "generate", "import"]
 """To train; to evaluate held-out samples; to write from prompts, without teachers; to know the modules alone."""
@@ -135,7 +135,6 @@ def resolve(
         ),
     ).balanced(_balance(settings, None if writes_index else train))
     if train is not None:
-        check_targets(modules, train)
         job.sample_order()  # refuses weights of a mixture
     uses_costs = settings.schedule.profile or (schedule.uses_costs and purpose in {"train", "evaluate"})
     costs = job_costs(job) if uses_costs else Costs.even(graph)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mimo.data import Dataset
 from mimo.hooks import ConfigError, ItemInfo, UserError
 from mimo.model import EncoderSpec, LanguageModelSpec
 from mimo.trainer.config.settings import LANGUAGE
-from mimo.trainer.job.job import JobModule
+from mimo.trainer.job.job import Job, JobModule
 from mimo.trainer.resolving.modules import check_distils
 
 _LOOKED_AT = 4096
@@ -48,7 +47,7 @@ def check_teachers(modules: Sequence[JobModule], *, trains: bool) -> None:
         _check_whole_rows(generator, [module.name for module in modules if module.feeds == generator.name])
 
 
-def check_targets(modules: Sequence[JobModule], train: Dataset) -> None:
+def check_targets(job: Job) -> None:
     """Refuse a generator with a loss in a run whose data have nothing for it to make.
 
     Of data with more than `_LOOKED_AT` samples it isn't known, nor of those that can't be read.
@@ -56,9 +55,12 @@ def check_targets(modules: Sequence[JobModule], train: Dataset) -> None:
     Raises:
         ConfigError: by the path of the loss's weight.
     """
-    read = {one.modality for one in modules if isinstance(one.spec, EncoderSpec) and one.feeds == LANGUAGE}
-    for generator in modules:
-        if not generator.is_generator or not generator.loss_weight or len(train) > _LOOKED_AT:
+    train = job.train
+    if train is None or len(train) > _LOOKED_AT:
+        return
+    read = {one.modality for one in job.modules if isinstance(one.spec, EncoderSpec) and one.feeds == LANGUAGE}
+    for generator in job.generators:
+        if not generator.loss_weight:
             continue
 
         def is_made(item: ItemInfo, modality: str = generator.modality) -> bool:

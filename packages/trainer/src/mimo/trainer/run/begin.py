@@ -16,6 +16,7 @@ from mimo.trainer.config.names import CHECKPOINTS, CONFIG_FILE
 from mimo.trainer.config.settings import Settings
 from mimo.trainer.job.job import Job
 from mimo.trainer.resolving.resolve import resolve
+from mimo.trainer.resolving.teachers import check_targets
 from mimo.trainer.resume.attempt import Attempt, forget_others, is_first, last_attempt
 from mimo.trainer.resume.directory import check_directory, check_logging, check_world
 
@@ -58,6 +59,7 @@ def resolve_run(settings: Settings, environ: Mapping[str, str], *, elsewhere: bo
             check_unlocked(Path(settings.directory))  # the run that lives there is the reason, and not to be removed
         raise
     job = resolve(settings)
+    check_targets(job)
     check_world(job.world, environ)
 
     from mimo.launch import choose_device, find_gpus
