@@ -79,7 +79,7 @@ class Numbers:
         return cls(paths=list(held), shapes=[tuple(one.shape) for one in held.values()], owner=owner, place=place)
 
     def knows_not(self, theirs: Mapping[str, Tensor]) -> Callable[[str], bool]:
-        """Return what tells of a tensor of numbers whether none of them is one of ours."""
+        """Return a function of a name: whether none of the numbers in that tensor is one of ours."""
         return lambda name: bool((self.owner[theirs[name]] < 0).all())
 
     def locations(self, theirs: Mapping[str, Tensor]) -> Iterator[Location]:
