@@ -83,6 +83,11 @@ LAYOUTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
         "language": {"ranks": [0, 1], "pp": 2},
         "drawer": {"ranks": [2, 3], "fed_by": "language"},
     },
+    "an encoder of two modules, in slices, to context ranks": {
+        "vision": {"ranks": [0, 1], "cp": 2, "feeds": ["language", "drawer"], "config": LENS},
+        "language": {"ranks": [0, 1], "cp": 2},
+        "drawer": {"ranks": [1, 2], "fed_by": "language", "cp": 2, "plugin": "flow", "config": DRAWN},
+    },
 }
 
 

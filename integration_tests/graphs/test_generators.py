@@ -82,6 +82,7 @@ def test_schedules_draw_the_same(schedule: str, oracle: Oracle) -> None:
     assert oracle.check(scheduled(table(modules, microbatches=4, roles=ROLES), schedule)) == ""
 
 
+PATCHES: Mapping[str, Any] = {"plugin": "flow", "config": {**FLOW, "intermediate": 40, "drop_condition": 0.2}}
 LENSES: dict[str, Modules] = {
     "frozen, a step ahead": {
         "vision": on(0, 0),
@@ -100,10 +101,42 @@ LENSES: dict[str, Modules] = {
         "vision": on(0, 0),
         "lens": on(1, 2, pp=2, batch_factor=2),
         "language": on(0, 1, pp=2),
-        "drawer": drawer(1, 2, pp=2, plugin="flow", config={**FLOW, "intermediate": 40, "drop_condition": 0.2}),
+        "drawer": drawer(1, 2, pp=2, **PATCHES),
+    },
+    "drawn by tp2 cp2 sp": {
+        "vision": on(0, 0),
+        "lens": on(0, 2),
+        "language": on(0, 1, tp=2, **SP),
+        "drawer": drawer(0, 3, cp=2, tp=2, batch_factor=2, **SP, **PATCHES),
+    },
+    "drawn by cp2, in two stages": {
+        "vision": on(0, 0),
+        "lens": on(0, 3, cp=2),
+        "language": on(2, 3, cp=2),
+        "drawer": drawer(0, 3, cp=2, pp=2, recompute="full", **PATCHES),
     },
 }
 """An encoder of the generator's own beside that of the language model."""
+SHARED: dict[str, Modules] = {
+    "elsewhere": {"vision": on(3, 3), "language": on(0, 1), "drawer": drawer(1, 2)},
+    "together": {"vision": on(0, 1, config={"drop_path": 0.3}), "language": on(0, 1), "drawer": drawer(0, 1, **OWN)},
+    "tp2 cp2 sp": {
+        "vision": on(0, 3, cp=2, tp=2, batch_factor=2, **SP),
+        "language": on(0, 1, cp=2),
+        "drawer": drawer(2, 3),
+    },
+    "pp2": {
+        "vision": on(0, 1, pp=2, batch_factor=2),
+        "language": on(1, 2, pp=2),
+        "drawer": drawer(2, 3, cp=2, **PATCHES),
+    },
+    "its tower a step ahead": {
+        "vision": on(1, 3, frozen=["encoder"], prefetch=True),
+        "language": on(0, 1, tp=2, **SP),
+        "drawer": drawer(1, 2, batch_factor=2),
+    },
+}
+"""One encoder that feeds the language model and the generator."""
 LENS: Mapping[str, Any] = {"patch": 1, "channels": 1, "width": 24, "layers": 2, "heads": 6, "intermediate": 37}
 """Config of that encoder."""
 
@@ -116,6 +149,27 @@ def test_generators_see_what_stands_before(layout: str, oracle: Oracle) -> None:
     }
     modules["lens"]["config"] = LENS
     assert oracle.check(table(modules, microbatches=2, pictures="many", roles=ROLES)) == ""
+
+
+@pytest.mark.parametrize("layout", SHARED)
+def test_generators_see_what_the_language_model_does(layout: str, oracle: Oracle) -> None:
+    """Gradients of both reach the encoder's rows, those alone of what stands before an item that is made."""
+    modules = {name: dict(keys) for name, keys in SHARED[layout].items()}
+    modules["vision"] |= {"feeds": ["language", "drawer"], "config": {**LENS, **modules["vision"].pop("config", {})}}
+    assert oracle.check(table(modules, microbatches=2, pictures="many", roles=ROLES)) == ""
+
+
+def test_an_encoder_feeds_two_generators(oracle: Oracle) -> None:
+    """Each is sent the rows of what stands before its own items."""
+    modules = {
+        "vision": on(0, 0),
+        "lens": on(1, 3, feeds=["scribe", "drawer"], config=LENS),
+        "language": on(0, 1),
+        "drawer": drawer(1, 2),
+        "scribe": drawer(2, 3, **OWN),
+    }
+    roles = {"image": ("input", "output", "both"), "glyph": ("output",)}
+    assert oracle.check(table(modules, microbatches=2, pictures="many", roles=roles)) == ""
 
 
 JOINT: Modules = {

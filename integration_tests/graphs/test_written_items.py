@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -16,6 +16,7 @@ from mimo.trainer import Answer, Sampling, Trainer, generate_many, read_settings
 PROMPTS = ("w1 w2 w3", "w4", "w5 w6 w7 w8 w9", "w10 w11", "w12")
 SAMPLING = Sampling(temperature=1.0, seed=3)
 """A model that nobody has trained says anything, a placeholder now and then."""
+SEES: Mapping[str, Any] = {"vision": "language"}
 ROWS: Mapping[str, Mapping[str, Any]] = {
     "before": {},
     "own": {"config": {"reads": "own", "rows": 3}},
@@ -23,10 +24,16 @@ ROWS: Mapping[str, Mapping[str, Any]] = {
 Plain = list[tuple[str, int, str, tuple[tuple[str, tuple[int, int], list[int]], ...]]]
 
 
-def _settings(reads: str, encoders: Collection[str] = (), **language: Any) -> Table:
-    """Return settings of a language model that draws, and perhaps sees, as its generator may by a lens of its own."""
+def _settings(reads: str, encoders: Mapping[str, Any] | None = None, **language: Any) -> Table:
+    """Return settings of a language model that draws, and perhaps sees, as its generator may.
+
+    Args:
+        reads: one of `ROWS`.
+        encoders: what each feeds.
+        language: keys of its table.
+    """
     modules: dict[str, dict[str, Any]] = {"language": {"ranks": [0], **language}}
-    modules |= {name: {"ranks": [0], "feeds": "drawer" if name == "lens" else "language"} for name in encoders}
+    modules |= {name: {"ranks": [0], "feeds": feeds} for name, feeds in (encoders or {}).items()}
     modules["drawer"] = {"ranks": [0], "fed_by": "language", **ROWS[reads]}
     settings = alone(table(modules, seed=4))
     settings["run"] |= {"global_batch": 1, "micro_batch": 1}
@@ -45,7 +52,7 @@ def _write(rank: int, settings: Table, tp: int, batch: int, use_cache: bool) -> 
     settings["modules"]["language"]["tp"] = tp
     job = resolve(read_settings(settings), purpose="generate", find=find)
     trainer = Trainer(job, rank=rank, device=CPU)
-    for lens in (program.part.module for program in trainer.programs if program.module.name == "lens"):
+    for lens in (program.part.module for program in trainer.programs if "drawer" in program.module.feeds):
         for weight in lens.get_submodule("projector").parameters():
             weight.data.mul_(100)  # so that what it sees shows in a picture's few levels
     answers = generate_many(trainer, PROMPTS, max_tokens=20, batch=batch, sampling=SAMPLING, use_cache=use_cache)
@@ -55,9 +62,17 @@ def _write(rank: int, settings: Table, tp: int, batch: int, use_cache: bool) -> 
 @pytest.mark.each("reads")
 @pytest.mark.parametrize(
     ("reads", "encoders"),
-    [("before", ()), ("own", ()), ("own", ("vision",)), ("before", ("vision", "lens"))],
+    [
+        ("before", {}),
+        ("own", {}),
+        ("own", SEES),
+        ("before", {**SEES, "lens": "drawer"}),
+        ("own", {"vision": ["language", "drawer"]}),
+    ],
 )
-def test_items_are_made_the_same_however_sequences_are_read(reads: str, encoders: Collection[str], pool: Pool) -> None:
+def test_items_are_made_the_same_however_sequences_are_read(
+    reads: str, encoders: Mapping[str, Any], pool: Pool
+) -> None:
     """Alone or several at once, with a cache or without, on one rank or split; some prompt calls for two or more."""
     settings = _settings(reads, encoders)
     (truth,) = pool.run(1, _write, settings, 1, 1, True)
@@ -76,7 +91,7 @@ def test_items_are_made_the_same_however_sequences_are_read(reads: str, encoders
 
 def test_pictures_are_read_back_where_the_model_sees(pool: Pool) -> None:
     """What follows a picture depends on it only then; the text before it does not."""
-    (blind,), (sees,) = (pool.run(1, _write, _settings("before", one), 1, 1, True) for one in ((), ("vision",)))
+    (blind,), (sees,) = (pool.run(1, _write, _settings("before", one), 1, 1, True) for one in ({}, SEES))
     texts = [(one[0].split(), other[0].split()) for one, other in zip(blind, sees, strict=True)]
     assert all(
         one[: one.index("<image>") + 1] == other[: one.index("<image>") + 1] for one, other in texts if "<image>" in one
@@ -87,7 +102,7 @@ def test_pictures_are_read_back_where_the_model_sees(pool: Pool) -> None:
 def test_generators_see_by_a_lens_what_was_made_before(pool: Pool) -> None:
     """The first picture has nothing before it and is the same without a lens; a later one may be another."""
     (without,), (shown,) = (
-        pool.run(1, _write, _settings("before", one), 1, 1, True) for one in (("vision",), ("vision", "lens"))
+        pool.run(1, _write, _settings("before", one), 1, 1, True) for one in (SEES, {**SEES, "lens": "drawer"})
     )
     pairs = [(one[3], other[3]) for one, other in zip(without, shown, strict=True) if one[3]]
     assert all(one[0] == other[0] for one, other in pairs)

@@ -77,9 +77,11 @@ def draw(rng: random.Random, *, world: int = 8) -> Table:
     made = rng.sample(list(GENERATORS), rng.choice((0, 0, 0, 1, 1, 2)))
     modules |= {name: _draw_generator(rng, language["ranks"], world) for name in made}
     for name in made:
-        is_whole = modules[name]["cp"] == 1 and not modules[name].get("sequence_parallel")
-        if GENERATORS[name] in names and is_whole and rng.random() < 0.4:
+        reader = GENERATORS[name]
+        if reader in names and rng.random() < 0.4:
             modules[f"lens_of_{name}"] = _draw_lens(rng, name, language["ranks"], world)
+        elif reader in names and rng.random() < 0.4:
+            modules[reader]["feeds"] = ["language", name]
     settings = table(
         {**modules, "language": language},
         roles=_draw_roles(rng, modules, made),
@@ -283,7 +285,7 @@ def _draw_training(rng: random.Random, settings: Table) -> None:
     """Draw what of each module is trained, and what of it is computed again or a step ahead."""
     for module in make_job({**settings, "schedule": SCHEDULES["gpipe"]}).modules:  # which takes what others refuse
         keys = settings["modules"][module.name]
-        if {module.name, module.feeds} & {*TEACHERS}:
+        if module.is_of_teacher:
             continue
         frozen = _draw_frozen(rng, module)
         if rng.random() < 0.35:

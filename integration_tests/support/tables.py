@@ -80,7 +80,7 @@ def table(
     """
     given = [name for name, keys in modules.items() if name != "language" and "distil" not in keys]
     encoders = [name for name in given if "fed_by" not in modules[name]]
-    read = [name for name in encoders if modules[name].get("feeds", "language") == "language"]
+    read = [name for name in encoders if "language" in modules[name].get("feeds", ["language"])]
     lanes = lanes_of(modules["language"])
     vit = {"patch": 2, "channels": 1, "width": 24, "layers": 3, "heads": 6, "intermediate": 37}
     decoder = {"hidden": 24, "layers": 3, "heads": 6, "kv_heads": 2, "intermediate": 37, **(language or {})}

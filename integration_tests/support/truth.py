@@ -196,7 +196,7 @@ def rows_of_all(
     rows = {
         module.name: rows_of(batch, module, parts[module.name], broken, key, device=device, dtype=dtype)
         for module in job.encoders
-        if job.generator_of(module) is None
+        if module.feeds_language or module.is_of_teacher
     }
     return {name: made for name, made in rows.items() if made is not None}
 

@@ -77,7 +77,8 @@ GRID = Grid(name="vision", ranks=(0,))
 MODULE: Any = SimpleNamespace(
     name="vision",
     modality="image",
-    feeds="language",
+    feeds=("language",),
+    feeds_language=True,
     distil=None,
     is_of_teacher=False,
     is_generator=False,

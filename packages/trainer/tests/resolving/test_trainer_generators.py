@@ -160,13 +160,24 @@ def test_an_encoder_may_feed_a_generator() -> None:
     job = job_of(table(vision={"plugin": "eye", "ranks": "0"}, lens={"plugin": "eye", "ranks": "1", "feeds": "drawer"}))
     (drawer,), lens = job.generators, job.module("lens")
     assert [edge.source.module for edge in job.graph.inputs(StageId("drawer", 0))] == ["language", "lens"]
-    assert job.generator_of(lens) is drawer
-    assert job.generator_of(job.module("vision")) is None
+    assert job.generators_of(lens) == (drawer,)
+    assert job.generators_of(job.module("vision")) == ()
     assert job.encoders_of(drawer) == (lens,)
     (edge,) = job.graph.outputs(StageId("lens", 0))
     assert job.carried_by(edge) is lens
     assert job.width(edge) == 8
     assert not lens.is_of_teacher
+
+
+def test_an_encoder_may_feed_the_language_model_and_a_generator() -> None:
+    """The same rows: to the generator those alone of what stands before an item that it makes."""
+    job = job_of(table(vision={"plugin": "eye", "ranks": "0", "feeds": ["language", "drawer"]}))
+    (drawer,), vision = job.generators, job.module("vision")
+    assert job.encoders_of(drawer) == job.encoders_of(job.language) == (vision,)
+    assert job.feeders_of(drawer) == (vision, job.language)
+    into_language, into_drawer = job.graph.outputs(StageId("vision", 0))
+    assert [job.sends_some(edge) for edge in (into_language, into_drawer)] == [False, True]
+    assert job.plain["modules"]["vision"]["feeds"] == ["language", "drawer"]
 
 
 class Listed:
@@ -296,16 +307,37 @@ REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
             "got 'image'. Add an encoder of it with feeds = \"language\"."
         ),
     ),
-    "rows of several modules, split": (
+    "an encoder of a generator and nobody": (
+        table(vision={"plugin": "eye", "ranks": "0", "feeds": ["language", "artist"]}),
+        (
+            "modules.vision.feeds: expected in a list, 'language' and generators (modules with fed_by): drawer, got "
+            "['language', 'artist']"
+        ),
+    ),
+    "an encoder of a teacher among others": (
         table(
-            vision={"plugin": "eye", "ranks": "0"},
-            lens={"plugin": "eye", "ranks": "1", "feeds": "drawer"},
-            drawer={**DRAWER, "plugin": "wide", "ranks": "2-3", "cp": 2},
+            vision={"plugin": "eye", "ranks": "0", "feeds": ["language", "teacher"]},
+            teacher={"plugin": "tiny", "ranks": "0", "distil": {"top_k": 1}},
         ),
         (
-            "modules.drawer.cp: expected 1, as lens feeds it beside the language model, got 2. Spread its work by more "
-            "lanes, tp or pp."
+            "modules.vision.feeds: expected in a list, 'language' and generators (modules with fed_by): drawer, got "
+            "['language', 'teacher']. Give a teacher an encoder of its own."
         ),
+    ),
+    "an encoder that feeds nothing": (
+        table(vision={"plugin": "eye", "ranks": "0", "feeds": []}),
+        "modules.vision.feeds: expected in a list, 'language' and generators (modules with fed_by): drawer, got []",
+    ),
+    "an encoder that feeds one twice": (
+        table(vision={"plugin": "eye", "ranks": "0", "feeds": ["language", "language"]}),
+        "modules.vision.feeds: expected each module once, got ['language', 'language']",
+    ),
+    "two encoders of a modality": (
+        table(
+            vision={"plugin": "eye", "ranks": "0", "feeds": ["language", "drawer"]},
+            lens={"plugin": "eye", "ranks": "1", "feeds": "drawer"},
+        ),
+        "modules.lens.modality: expected a modality that no other module reads, got 'image', which vision reads.",
     ),
     "no placeholder": (table(tokenizer="mute"), "tokenizer.placeholders: expected one for 'image', got none"),
 }

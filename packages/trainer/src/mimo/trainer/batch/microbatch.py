@@ -18,14 +18,24 @@ from mimo.model import LanguageModelSpec
 from mimo.schedule import Cut, End, Route, boundary_route, pipeline_route
 from mimo.topology import Coordinates, Edge, Ownership, StageId
 from mimo.trainer.batch.route_cache import RouteCache, Routes
-from mimo.trainer.batch.row_layout import encoder_cut, held_part, is_sliced
+from mimo.trainer.batch.row_layout import chosen, encoder_cut, held_part, is_sliced
 from mimo.trainer.batch.saved_samples import KeptSamples
 from mimo.trainer.batch.token_shards import TokenCut
+from mimo.trainer.config.settings import LANGUAGE
 from mimo.trainer.cost.step_sizes import check_placed
 from mimo.trainer.items.handed_on import decoder_of, is_handed_on
 from mimo.trainer.items.prepared import Item, ItemAhead, Prepare, blank_item, prepare_item
 from mimo.trainer.job.job import Job, JobModule
-from mimo.trainer.job.taught import fed_rows, feeding_spans, is_read, is_taught, own_items, rows_of, taught_rows
+from mimo.trainer.job.taught import (
+    fed_rows,
+    feeding_spans,
+    is_read,
+    is_taught,
+    own_items,
+    rows_of,
+    sent_items,
+    taught_rows,
+)
 
 
 class Microbatch:
@@ -103,7 +113,7 @@ class Microbatch:
 
         Of an encoder those are items, of a teacher samples, of a generator samples that hold items for it to make.
         """
-        if module.feeds == module.name:
+        if module.name == LANGUAGE:
             return self.owners
         if module.name not in self._owners:
             if self.placed is None:
@@ -295,18 +305,19 @@ class Microbatch:
     def route(self, edge: Edge, rank: int) -> Route:
         """Return what ``rank`` sends and receives on ``edge``."""
         if edge.name not in self._known:
-            self._known[edge.name] = self._cache.of(self._key(self._job.carried_by(edge)))
+            self._known[edge.name] = self._cache.of(self._key(edge))
         routes, key = self._known[edge.name], (edge.name, rank)
         if key not in routes:
             routes[key] = self._pipeline(edge, rank) if self._job.is_inside(edge) else self._boundary(edge, rank)
         return routes[key]
 
-    def _key(self, carried: JobModule) -> Hashable:
-        """Return what a module's routes follow from: for slices of a pass, that is all its microbatches."""
-        if not is_sliced(carried):
+    def _key(self, edge: Edge) -> Hashable:
+        """Return what routes of an edge follow from: for slices of a pass, that is all its microbatches."""
+        ends = (self._job.module(end.module) for end in (edge.source, edge.target))
+        passes = [self._pass(module) for module in ends if is_sliced(module)]
+        if all(len(whole) == 1 for whole, _ in passes):
             return self._shape
-        whole, index = self._pass(carried)
-        return self._shape if len(whole) == 1 else (index, *(microbatch._shape for microbatch in whole))  # noqa: SLF001 - its own class's
+        return tuple((index, *(microbatch._shape for microbatch in whole)) for whole, index in passes)  # noqa: SLF001 - its own class's
 
     @cached_property
     def _shape(self) -> Hashable:
@@ -355,19 +366,47 @@ class Microbatch:
         return pipeline_route(module.grid, rank=rank, source=source, target=target, rows=rows)
 
     def _boundary(self, edge: Edge, rank: int) -> Route:
-        carried = self._job.carried_by(edge)
-        source, target = (self._end(end, carried) for end in (edge.source, edge.target))
-        rows = [own for each in self._rows_of(carried) for own in each]
-        return boundary_route(rank=rank, source=source, target=target, rows=rows)
+        sent = self.sent(edge)
+        source, target = (self._end(end, edge, sent) for end in (edge.source, edge.target))
+        return boundary_route(rank=rank, source=source, target=target, rows=[rows for own in sent for rows in own])
 
-    def _end(self, stage: StageId, carried: JobModule) -> End:
-        """Return where the rows lie in a stage that a module sends, or is sent, for each of its items or samples."""
+    def sent(self, edge: Edge) -> list[Sequence[int]]:
+        """Return for each sample the rows of all that crosses a boundary."""
+        carried = self._job.carried_by(edge)
+        if not self._job.sends_some(edge):
+            return self._rows_of(carried)
+        taker = self._job.module(edge.target.module)
+        return [[item.rows for item in sent_items(self._job, carried, taker, layout)] for layout in self.layouts]
+
+    def sent_rows(self, encoder: JobModule, taker: JobModule, lane: int) -> NDArray[np.bool_]:
+        """Return of each row that a lane of an encoder makes whether it sends it to one of the modules that it feeds.
+
+        Args:
+            encoder: which.
+            taker: of its rows.
+            lane: of the encoder.
+        """
+        found = [
+            number < len(sent_items(self._job, encoder, taker, layout))
+            for layout in self.layouts
+            for number in range(len(own_items(self._job, encoder, layout)))
+        ]
+        own = self.item_owners(encoder).span(lane)
+        counts = [item.rows for item in self.items(encoder, lane)]
+        return np.repeat(np.array([found[number] for number in own], dtype=np.bool_), counts)
+
+    def _end(self, stage: StageId, edge: Edge, sent: Sequence[Sequence[int]]) -> End:
+        """Return where the rows lie in a stage that cross a boundary, for each of the items or samples they are of."""
+        carried = self._job.carried_by(edge)
         module = self._job.module(stage.module)
         grid = module.grid
         owners = self.item_owners(module)
         if is_other := module is not carried:
-            pairs = zip(self.layouts, self._counts(carried), strict=True)
-            owners = owners.scaled([count for layout, count in pairs if is_read(self._job, module, layout)])
+            pairs = zip(self.layouts, sent, strict=True)
+            owners = owners.scaled([len(own) for layout, own in pairs if is_read(self._job, module, layout)])
+        elif self._job.sends_some(edge):  # the first ones of each sample
+            counts = zip(map(len, sent), self._counts(carried), strict=True)
+            owners = owners.scaled([number < count for count, own in counts for number in range(own)])
 
         splits = module.sequence_parallel and not carried.sends_ids  # which all tensor ranks have of all rows
 
@@ -378,10 +417,13 @@ class Microbatch:
             if is_other and carried.is_generator:
                 own = [fed_rows(carried, layout) for layout in self.lane_layouts(module, lane)]
                 return self._token_cut(module, lane).chosen(own)
-            if is_other:
+            if is_other and not module.is_generator:
                 return self._token_cut(module, lane).rows(self.lane_layouts(module, lane), carried.modality)
             whole, index = self._pass(module)
-            return encoder_cut(module, [one._lane_rows(module, lane) for one in whole], index)  # noqa: SLF001 - its own class's
+            found = encoder_cut(module, [one._lane_rows(module, lane, carried) for one in whole], index)  # noqa: SLF001 - its own class's
+            if is_other or not self._job.sends_some(edge):
+                return found
+            return chosen(found, self.sent_rows(module, self._job.module(edge.target.module), lane))
 
         return End(
             grid=grid,
@@ -396,10 +438,10 @@ class Microbatch:
         built = self._job.built(stage)
         return self._job.model_graph.by_name[built.module].pipeline_rank(built.stage)
 
-    def _lane_rows(self, module: JobModule, lane: int) -> int:
-        """Return how many rows a lane of an encoder makes, or one of a generator is sent."""
+    def _lane_rows(self, module: JobModule, lane: int, carried: JobModule) -> int:
+        """Return how many rows a lane of an encoder makes, or one of a generator is sent by what feeds it."""
         if module.is_generator:
-            return self.fed_spans(module, self._job.language, lane)[1]
+            return self.fed_spans(module, self._job.language if carried is module else carried, lane)[1]
         return sum(item.rows for item in self.items(module, lane))
 
     def _token_cut(self, module: JobModule, lane: int, *, slices: int = 0) -> TokenCut:

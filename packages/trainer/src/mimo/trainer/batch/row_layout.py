@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mimo.schedule import Cut
 from mimo.topology import Coordinates
 from mimo.trainer.job.job import JobModule
@@ -51,6 +54,12 @@ def encoder_cut(module: JobModule, rows: Sequence[int], index: int = 0) -> Cut:
     each, first = _each(module, sum(rows)), sum(rows[:index])
     parts = _parts(module)
     return Cut([min(max(part * each - first, 0), rows[index]) for part in range(parts + 1)], range(parts))
+
+
+def chosen(cut: Cut, rows: NDArray[np.bool_]) -> Cut:
+    """Return how some of the rows of a cut lie, of each of which ``rows`` says whether it is one."""
+    before = np.concatenate([np.zeros(1, dtype=np.int64), np.cumsum(rows)])
+    return Cut(before[list(cut.bounds)].tolist(), cut.cells)
 
 
 def is_sliced(module: JobModule) -> bool:

@@ -329,13 +329,21 @@ class ModuleSettings:
         default=1.0,
         validator=[from_zero()],
     )
-    feeds: str = setting("what takes an encoder's rows: language, a teacher, or a generator", default=LANGUAGE)
+    feeds: str | tuple[str, ...] = setting(
+        "what takes an encoder's rows: language, a teacher, a generator, or a list of generators, language among them",
+        default=LANGUAGE,
+    )
     fed_by: str = setting("makes the module a generator, of items from the rows of language", default="")
     modality: str = setting("what an encoder reads or a generator makes; empty: the plugin's", default="")
     config: Mapping[str, Any] = setting("settings of the plugin", default=attrs.Factory(dict))
     optimizer: Mapping[str, Any] = setting(
         "keys of [optimizer] that differ for this module", default=attrs.Factory(dict)
     )
+
+    @property
+    def takers(self) -> tuple[str, ...]:
+        """The modules that take its rows, if it is no generator."""
+        return (self.feeds,) if isinstance(self.feeds, str) else self.feeds
 
 
 @attrs.frozen(kw_only=True)

@@ -96,7 +96,7 @@ class SampleCosts:
             if len(self._items) >= _MAX_SIZES:
                 self._items.clear()
             if module.is_generator:
-                made = MadeStats(sizes=(size,), rows=(rows,), sent=rows)
+                made = MadeStats(sizes=(size,), rows=(rows,), sent={LANGUAGE: rows})
                 stats = SampleStats(lengths=(1,), labels=0, sizes={}, made={module.name: made})
             else:
                 stats = SampleStats(lengths=(1,), labels=0, sizes={module.modality: (size,)})
@@ -248,13 +248,13 @@ def _can_differ(job: Job) -> bool:
 def _homes(job: Job, module: JobModule) -> tuple[tuple[int, ...], ...]:
     """Return for each language lane the lanes of a module between which rows need not travel, as they share a rank.
 
-    What feeds a teacher or a generator feeds no language lane.
+    What feeds teachers or generators alone feeds no language lane.
     """
     graph, language = job.model_graph, job.language.grid
     found: list[set[int]] = [set() for _ in range(language.dp)]
     if module.is_generator:
         own, other = graph.fed_stage(LANGUAGE, module.name), _last_stage(job, LANGUAGE)
-    elif module.feeds == LANGUAGE:
+    elif module.feeds_language:
         own, other = _last_stage(job, module.name), graph.fed_stage(module.name, LANGUAGE)
     else:
         return ((),) * language.dp

@@ -9,7 +9,6 @@ import numpy as np
 
 from mimo.data import Dataset, SampleLayout
 from mimo.hooks import DataError
-from mimo.trainer.config.settings import LANGUAGE
 from mimo.trainer.job.job import Job, JobModule
 from mimo.trainer.job.taught import feeding_spans, is_taught, own_items
 
@@ -23,12 +22,12 @@ class MadeStats:
     Args:
         sizes: of the items.
         rows: from how many rows each is made.
-        sent: how many rows it is sent for all of them by the language model.
+        sent: how many rows it is sent for all of them, by each module that feeds it.
     """
 
     sizes: tuple[tuple[int, ...], ...] = ()
     rows: tuple[int, ...] = ()
-    sent: int = 0
+    sent: Mapping[str, int] = attrs.field(factory=dict)
 
     @classmethod
     def of(cls, job: Job, generator: JobModule, layouts: Sequence[SampleLayout]) -> MadeStats:
@@ -42,7 +41,7 @@ class MadeStats:
         return cls(
             sizes=tuple(item.info.size for layout in made for item in layout.made(generator.modality)),
             rows=tuple(map(sum, zip(*counts, strict=True))),
-            sent=sum(rows for _, rows in fed[job.language.name]),
+            sent={name: sum(rows for _, rows in samples) for name, samples in fed.items()},
         )
 
 
@@ -123,7 +122,7 @@ class SampleStats:
             read={
                 module.name: tuple(item.info.size for layout in layouts for item in own_items(job, module, layout))
                 for module in job.encoders
-                if module.feeds != LANGUAGE
+                if not module.feeds_language
             },
         )
 

@@ -337,10 +337,10 @@ def _cuts(module: JobModule) -> int:
 
 
 def _rows(job: Job, edge: Edge, source: JobModule, stats: SampleStats) -> int:
-    if (generator := job.carried_by(edge)).is_generator:
+    if (generator := job.module(edge.target.module)).is_generator:
         made = stats.made.get(generator.name, MadeStats())
         if not job.is_inside(edge):
-            return made.sent
+            return made.sent.get(source.name, 0)
         return sum(job.message_rows(edge, *of_item) for of_item in zip(made.sizes, made.rows, strict=True))
     if isinstance(source.spec, LanguageModelSpec):
         own = stats.of_module(source)

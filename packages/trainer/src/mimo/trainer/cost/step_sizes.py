@@ -75,7 +75,7 @@ class StepSizes:
     @classmethod
     def of_layouts(cls, job: Job, layouts: Sequence[SampleLayout]) -> StepSizes:
         """Return the sizes of samples that have been laid out."""
-        shown = {module.name: _Gathered() for module in job.encoders if job.generator_of(module) is not None}
+        shown = {module.name: _Gathered() for module in job.encoders if not _is_placed(module)}
         found = {module.modality: _Gathered() for module in job.encoders}
         made = {module.modality: _Gathered() for module in job.generators}
         for position, layout in enumerate(layouts):
@@ -111,8 +111,9 @@ class StepSizes:
             own = used & (known.modality == numbers.get(module.modality, -1))
             return _of_index(known, samples, _all_or(own), rows)
 
-        def shown(encoder: JobModule, generator: JobModule) -> ItemSizes:
-            makes = np.flatnonzero(made & (known.modality == numbers.get(generator.modality, -1)))
+        def shown(encoder: JobModule) -> ItemSizes:
+            modalities = [numbers.get(generator.modality, -1) for generator in job.generators_of(encoder)]
+            makes = np.flatnonzero(made & np.isin(known.modality, modalities))
             last = np.full(len(known.tokens), -1)
             last[samples[makes]] = makes  # of several the last one is written last
             found = chosen(encoder, read & (np.arange(len(samples)) < last[samples]), known.rows)
@@ -126,12 +127,13 @@ class StepSizes:
             items={module.modality: chosen(module, read, known.rows) for module in job.encoders},
             made={module.modality: chosen(module, made, known.made_from) for module in job.generators},
             taught=np.flatnonzero(items == 0),
-            shown={
-                module.name: shown(module, generator)
-                for module in job.encoders
-                if (generator := job.generator_of(module)) is not None
-            },
+            shown={module.name: shown(module) for module in job.encoders if not _is_placed(module)},
         )
+
+
+def _is_placed(encoder: JobModule) -> bool:
+    """Tell whether samples hold the rows of an encoder: those that generators alone are sent lie nowhere in them."""
+    return encoder.feeds_language or encoder.is_of_teacher
 
 
 def _of_index(known: SampleSizes, samples: Whole, items: Whole | slice, rows: NDArray[np.int32]) -> ItemSizes:

@@ -119,7 +119,10 @@ class SequenceReader:
         with self._language.on_compute("forward"):
             hidden = self._language.part.language(batch, rows, None)
         assert item.made_from is not None
-        shown = [self._encode(encoder, [asked]) for encoder in self._shown[program.module.name]]
+        shown = [
+            rows[name] if (name := encoder.module.name) in rows else self._encode(encoder, [asked])
+            for encoder in self._shown[program.module.name]
+        ]
         fed = torch.cat([*(one.to(hidden) for one in shown), hidden[slice(*item.made_from)]])
         raw = program.make(fed, seed=seed, prompt=running.question.number, index=index)
         reader = next((one.module for one in self._encoders.values() if one.module.modality == modality), None)

@@ -70,7 +70,8 @@ def whole_or_language(checkpoint: Path, find: Find = find_installed) -> str:
 def _reads_for_language(name: str, table: Mapping[str, Any]) -> bool:
     """Tell whether a module's table is that of an encoder of the language model."""
     is_other = name == LANGUAGE or table.get("distil") or table.get("fed_by")
-    return not is_other and table.get("feeds", LANGUAGE) == LANGUAGE
+    feeds = table.get("feeds", LANGUAGE)
+    return not is_other and LANGUAGE in ([feeds] if isinstance(feeds, str) else feeds)
 
 
 def export(

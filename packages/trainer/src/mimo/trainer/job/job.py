@@ -99,7 +99,7 @@ class JobModule:
         frozen: what is not trained, True for the whole module.
         lora: which of its linears are adapted, by parameters of their own that are trained whatever is frozen.
         modality: what an encoder reads, or a generator makes; empty for language models.
-        feeds: the module that takes its rows: a language model, or of an encoder a generator; empty of a generator.
+        feeds: the modules that take its rows: a language model, or of an encoder generators; none of a generator.
         is_of_teacher: whether it is a teacher, or feeds one: nothing of it is trained, nor drawn at random.
         distil: how it teaches, if it is a teacher.
         loss_weight: of the loss by labels, the divergence from a teacher, or a generator's own loss.
@@ -124,7 +124,7 @@ class JobModule:
     lora: Lora | None
     modality: str
     optimizer: OptimizerChoice
-    feeds: str = LANGUAGE
+    feeds: tuple[str, ...] = (LANGUAGE,)
     is_of_teacher: bool = False
     distil: Distil | None = None
     loss_weight: float = 1.0
@@ -142,6 +142,11 @@ class JobModule:
         """Whether it adds anything to the loss of a step: a language model, a teacher or a generator."""
         by_hidden = self.distil is not None and self.distil.compares_hidden and self.distil.hidden_weight > 0
         return by_hidden or (self.loss_weight > 0 and (self.distil is None or self.sends_ids))
+
+    @property
+    def feeds_language(self) -> bool:
+        """Whether the language model takes its rows."""
+        return LANGUAGE in self.feeds
 
     @property
     def is_generator(self) -> bool:
@@ -273,15 +278,15 @@ class Job:
 
     def encoders_of(self, taker: JobModule) -> tuple[JobModule, ...]:
         """Return the encoders that feed a language model, or a generator."""
-        return tuple(module for module in self.encoders if module.feeds == taker.name)
+        return tuple(module for module in self.encoders if taker.name in module.feeds)
 
     def feeders_of(self, generator: JobModule) -> tuple[JobModule, ...]:
         """Return what feeds a generator, in the order in which an item's rows lie: its encoders, the language model."""
         return (*self.encoders_of(generator), self.language)
 
-    def generator_of(self, encoder: JobModule) -> JobModule | None:
-        """Return the generator that an encoder feeds; None if it feeds a language model."""
-        return next((module for module in self.generators if module.name == encoder.feeds), None)
+    def generators_of(self, encoder: JobModule) -> tuple[JobModule, ...]:
+        """Return the generators that an encoder feeds."""
+        return tuple(module for module in self.generators if module.name in encoder.feeds)
 
     @property
     def taught_modalities(self) -> frozenset[str]:
@@ -296,9 +301,10 @@ class Job:
 
     def row_width(self, module: JobModule) -> int:
         """Return the width of the rows that a module takes from another one, or that an encoder delivers."""
-        taker = self.module(module.feeds) if isinstance(module.spec, EncoderSpec) else module
-        if isinstance(taker.spec, LanguageModelSpec):
-            return taker.spec.row_width(taker.config)
+        takers = [self.module(name) for name in module.feeds] if isinstance(module.spec, EncoderSpec) else [module]
+        for taker in takers:
+            if isinstance(taker.spec, LanguageModelSpec):
+                return taker.spec.row_width(taker.config)
         return self._hidden(self.language)
 
     def _hidden(self, language: JobModule) -> int:
@@ -332,6 +338,11 @@ class Job:
     def teaches(self, edge: Edge) -> bool:
         """Tell whether the rows of an edge are what a teacher says: bytes, and not numbers to compute with."""
         return not self.is_inside(edge) and self.module(edge.source.module).distil is not None
+
+    def sends_some(self, edge: Edge) -> bool:
+        """Tell whether an encoder sends but some of its rows on an edge: to a generator, and all to another module."""
+        source, target = (self.module(end.module) for end in (edge.source, edge.target))
+        return target.is_generator and isinstance(source.spec, EncoderSpec) and len(source.feeds) > 1
 
     def row_bytes(self, edge: Edge) -> int:
         """Return the bytes of a row that travels on an edge."""

@@ -35,7 +35,6 @@ from mimo.data import (
 )
 from mimo.hooks import DataError, ItemInfo
 from mimo.model import EncoderSpec, GeneratorSpec
-from mimo.trainer.config.settings import LANGUAGE
 from mimo.trainer.config.structure import unstructure
 from mimo.trainer.job.job import JobModule
 
@@ -90,7 +89,7 @@ class IndexRules:
     def of(cls, modules: Sequence[JobModule], *, tokenizer: Mapping[str, Any], max_tokens: int, end: int) -> IndexRules:
         """Return the rules of settings; ``tokenizer`` is all of its table, as plain data."""
         encoders = {
-            each.modality: each for each in modules if isinstance(each.spec, EncoderSpec) and each.feeds == LANGUAGE
+            each.modality: each for each in modules if isinstance(each.spec, EncoderSpec) and each.feeds_language
         }
         generators = {each.modality: each for each in modules if each.is_generator}
         settings = {modality: unstructure(each.config) for modality, each in encoders.items()}

@@ -33,32 +33,50 @@ def is_read(job: Job, module: JobModule, layout: SampleLayout) -> bool:
     """Tell whether a module reads a sample, or items of it: the language model and its encoders read all."""
     if module.is_of_teacher:
         return is_taught(job, layout)
-    if module.feeds == LANGUAGE:
+    if module.feeds_language:
         return True
-    generator = module if module.is_generator else job.generator_of(module)
-    return generator is None or bool(layout.made(generator.modality))
+    generators = (module,) if module.is_generator else job.generators_of(module)
+    return any(layout.made(generator.modality) for generator in generators)
 
 
 def own_items(job: Job, module: JobModule, layout: SampleLayout) -> tuple[PlacedItem, ...]:
     """Return the items of a sample that an encoder reads, or a generator makes, in order.
 
-    Those that an encoder of a generator reads have as many rows as it makes of each, which lie nowhere in the sample.
+    Those that an encoder of generators alone reads have as many rows as it makes of each, which lie nowhere in the
+    sample.
     """
     if not is_read(job, module, layout):
         return ()
     if module.is_generator:
         return layout.made(module.modality)
-    items = layout.items_of(module.modality)
-    generator = None if module.feeds == LANGUAGE else job.generator_of(module)
-    if generator is None:
-        return items
+    if module.feeds_language or module.is_of_teacher:
+        return layout.items_of(module.modality)
     assert isinstance(module.spec, EncoderSpec), module.name
-    last = max(item.start for item in layout.made(generator.modality))
+    last = max(_last_made(generator, layout) for generator in job.generators_of(module))
     return tuple(
         attrs.evolve(item, runs=((0, module.spec.rows(module.config, item.info.size)),), grid=None)
-        for item in items
+        for item in layout.items_of(module.modality)
         if item.stop <= last
     )
+
+
+def sent_items(job: Job, encoder: JobModule, taker: JobModule, layout: SampleLayout) -> tuple[PlacedItem, ...]:
+    """Return those of its `own_items` of which an encoder sends the rows to a module that it feeds: the first ones.
+
+    A generator is sent those of the items that stand before the last that it makes.
+    """
+    items = own_items(job, encoder, layout)
+    return items[: _count_before(encoder, layout, _last_made(taker, layout))] if taker.is_generator else items
+
+
+def _count_before(encoder: JobModule, layout: SampleLayout, position: int) -> int:
+    """Return how many of the items of a sample that an encoder reads stand before a position."""
+    return sum(item.stop <= position for item in layout.items_of(encoder.modality))
+
+
+def _last_made(generator: JobModule, layout: SampleLayout) -> int:
+    """Return where the last item begins that a generator makes of a sample; 0 if it makes none."""
+    return max((item.start for item in layout.made(generator.modality)), default=0)
 
 
 def rows_of(job: Job, module: JobModule, layout: SampleLayout) -> Sequence[int]:
@@ -100,6 +118,6 @@ def feeding_spans(
         before = [0, *np.cumsum(fed_rows(generator, layout)).tolist()]
         spans = [item.made_from or (0, 0) for item in made]
         return [(before[start], before[stop]) for start, stop in spans], before[-1]
-    before = [0, *np.cumsum(rows_of(job, source, layout), dtype=np.int64).tolist()]
-    read = layout.items_of(source.modality)
-    return [(0, before[sum(one.stop <= item.start for one in read)]) for item in made], before[-1]
+    rows = [item.rows for item in sent_items(job, source, generator, layout)]
+    before = [0, *np.cumsum(rows, dtype=np.int64).tolist()]
+    return [(0, before[_count_before(source, layout, item.start)]) for item in made], before[-1]

@@ -64,7 +64,7 @@ def resolve_module(name: str, settings: Settings, find: Find) -> JobModule:
         lora=table.lora,
         modality="" if isinstance(spec, LanguageModelSpec) else table.modality or spec.modality,
         optimizer=resolve_module_optimizer(name, settings, find),
-        feeds="" if table.fed_by else table.feeds,
+        feeds=() if table.fed_by else table.takers,
         is_of_teacher=_is_of_teacher(name, settings),
         distil=table.distil,
         loss_weight=table.loss_weight,
@@ -177,7 +177,7 @@ def _check_fed_by(name: str, table: ModuleSettings) -> None:
     """Refuse generators that another module is to feed, and keys of other kinds of modules beside theirs."""
     if not table.fed_by:
         return
-    where, others = f"modules.{name}", {"distil": table.distil is not None, "feeds": table.feeds != LANGUAGE}
+    where, others = f"modules.{name}", {"distil": table.distil is not None, "feeds": table.takers != (LANGUAGE,)}
     if name == LANGUAGE or table.fed_by != LANGUAGE:
         raise ConfigError(
             f"{where}.fed_by",
@@ -208,24 +208,32 @@ def _check_feeds(name: str, settings: Settings) -> None:
         raise ConfigError(
             where,
             expected=f"{LANGUAGE!r}, as only encoders may feed another module",
-            got=repr(table.feeds),
+            got=repr(unstructure(table.feeds)),
             fix="Leave it out.",
         )
-    takers = [other for other, own in settings.modules.items() if own.distil is not None or own.fed_by]
-    if table.feeds not in takers:
+    teachers = [other for other, own in settings.modules.items() if own.distil is not None]
+    generators = [other for other, own in settings.modules.items() if own.fed_by]
+    several = len(table.takers) != 1
+    known = {LANGUAGE, *generators} if several else {LANGUAGE, *teachers, *generators}
+    if not table.takers or not known.issuperset(table.takers):
+        names = ", ".join([*(() if several else teachers), *generators]) or "there is none"
         raise ConfigError(
             where,
-            expected=f"{LANGUAGE!r}, a teacher (a module with a table distil), or a generator (one with fed_by): "
-            f"{', '.join(takers) or 'there is none'}",
-            got=repr(table.feeds),
+            expected=f"in a list, {LANGUAGE!r} and generators (modules with fed_by): {names}"
+            if several
+            else f"{LANGUAGE!r}, a teacher (a module with a table distil), or a generator (one with fed_by): {names}",
+            got=repr(unstructure(table.feeds)),
+            fix="Give a teacher an encoder of its own." if {*teachers}.intersection(table.takers) else "",
         )
+    if len(set(table.takers)) != len(table.takers):
+        raise ConfigError(where, expected="each module once", got=repr(unstructure(table.feeds)))
 
 
 def _is_of_teacher(name: str, settings: Settings) -> bool:
     """Tell whether a module is a teacher, or feeds one."""
     table = settings.modules[name]
-    taker = settings.modules.get(table.feeds)
-    return name != LANGUAGE and not table.fed_by and any(one and one.distil is not None for one in (table, taker))
+    takers = [one for taker in table.takers if (one := settings.modules.get(taker)) is not None]
+    return name != LANGUAGE and not table.fed_by and any(one.distil is not None for one in (table, *takers))
 
 
 def _refuse_training(where: str, table: ModuleSettings) -> None:

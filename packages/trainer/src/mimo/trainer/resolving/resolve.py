@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
+from itertools import product
 from typing import Any, Literal
 
 import attrs
@@ -190,21 +191,22 @@ def _used(settings: Settings, purpose: Purpose) -> list[str]:
     """Return the names of the modules that are needed: nobody is taught while the language model writes."""
     teachers = {name for name, table in settings.modules.items() if table.distil is not None}
     left = teachers if purpose == "generate" else set()
-    return [name for name, table in settings.modules.items() if not left & {name, table.feeds}]
+    return [name for name, table in settings.modules.items() if not left & {name, *table.takers}]
 
 
 def _tokenizer(settings: Settings, modules: tuple[JobModule, ...], find: Find) -> tuple[Tokenizer, Any]:
     readers: dict[tuple[str, str], str] = {}
-    for module in modules:
-        key, verb = (module.feeds, module.modality), "makes" if module.is_generator else "reads"
-        if module.modality and key in readers:
-            raise ConfigError(
-                f"modules.{module.name}.modality",
-                expected=f"a modality that no other module {verb}",
-                got=f"{module.modality!r}, which {readers[key]} {verb}",
-                fix="Give one of them another name; the data's placeholders tell them apart.",
-            )
-        readers[key] = module.name
+    for module in (one for one in modules if one.modality):
+        verb = "makes" if module.is_generator else "reads"
+        for key in ((taker, module.modality) for taker in module.feeds or ("",)):
+            if key in readers:
+                raise ConfigError(
+                    f"modules.{module.name}.modality",
+                    expected=f"a modality that no other module {verb}",
+                    got=f"{module.modality!r}, which {readers[key]} {verb}",
+                    fix="Give one of them another name; the data's placeholders tell them apart.",
+                )
+            readers[key] = module.name
     modalities = _modalities(modules)
     spec = find(TOKENIZERS, settings.tokenizer.plugin, "tokenizer.plugin")
     config: Any = structure(settings.tokenizer.config, spec.config, "tokenizer", siblings=own_keys(TokenizerSettings))
@@ -217,12 +219,12 @@ def _tokenizer(settings: Settings, modules: tuple[JobModule, ...], find: Find) -
 
 def _encoders(modules: Iterable[JobModule]) -> list[JobModule]:
     """Return the encoders that feed the language model, each of a modality of its own."""
-    return [module for module in modules if isinstance(module.spec, EncoderSpec) and module.feeds == LANGUAGE]
+    return [module for module in modules if isinstance(module.spec, EncoderSpec) and module.feeds_language]
 
 
 def _modalities(modules: Iterable[JobModule]) -> tuple[str, ...]:
     """Return the modalities that the language model's encoders read and generators make, each once."""
-    ends = [module for module in modules if module.is_generator or module.feeds == LANGUAGE]
+    ends = [module for module in modules if module.is_generator or module.feeds_language]
     return tuple(dict.fromkeys(module.modality for module in ends if module.modality))
 
 
@@ -256,7 +258,7 @@ def _with_training(modules: tuple[JobModule, ...], settings: Settings, purpose: 
 
     def width(module: JobModule) -> int:
         """Return that of the rows between a module and another one."""
-        taker = languages.get(module.feeds)
+        taker = next((languages[name] for name in module.feeds if name in languages), None)
         if taker is None:  # a generator, or what feeds one
             spec, config = languages[LANGUAGE].spec, languages[LANGUAGE].config
             assert isinstance(spec, LanguageModelSpec)
@@ -294,9 +296,10 @@ def _graph(modules: tuple[JobModule, ...], purpose: Purpose, placement: Placemen
             for module in modules
         ),
         arrows=tuple(
-            (LANGUAGE, module.name) if module.is_generator else (module.name, module.feeds)
+            arrow
             for module in modules
             if module.name != LANGUAGE
+            for arrow in ([(LANGUAGE, module.name)] if module.is_generator else product([module.name], module.feeds))
         ),
     )
     if purpose == "train" and not any(trains for module in graph.modules for trains in module.trains):
@@ -414,7 +417,7 @@ def _readers(modules: Sequence[JobModule], settings: Settings) -> Mapping[str, E
     return {
         module.modality: module.spec
         for module in ordered
-        if isinstance(module.spec, EncoderSpec | GeneratorSpec) and module.feeds in ("", LANGUAGE)
+        if isinstance(module.spec, EncoderSpec | GeneratorSpec) and (module.is_generator or module.feeds_language)
     }
 
 

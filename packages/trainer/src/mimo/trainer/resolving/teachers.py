@@ -43,8 +43,9 @@ def check_teachers(modules: Sequence[JobModule], *, trains: bool) -> None:
     for teacher in teachers:
         _check(teacher, language)
     _check_modalities(modules, teachers)
-    for generator in generators:
-        _check_whole_rows(generator, [module.name for module in modules if module.feeds == generator.name])
+    for module in modules:
+        if module.feeds_language and isinstance(module.spec, EncoderSpec) and len(module.feeds) > 1:
+            _check_width(module, language)
 
 
 def check_targets(job: Job) -> None:
@@ -58,7 +59,7 @@ def check_targets(job: Job) -> None:
     train = job.train
     if train is None or len(train) > _LOOKED_AT:
         return
-    read = {one.modality for one in job.modules if isinstance(one.spec, EncoderSpec) and one.feeds == LANGUAGE}
+    read = {one.modality for one in job.modules if isinstance(one.spec, EncoderSpec) and one.feeds_language}
     for generator in job.generators:
         if not generator.loss_weight:
             continue
@@ -78,22 +79,6 @@ def check_targets(job: Job) -> None:
                 "is to be made",
                 got=repr(generator.loss_weight),
                 fix="Give such items the role 'output' or 'both' in the data, or leave the module out.",
-            )
-
-
-def _check_whole_rows(generator: JobModule, encoders: Sequence[str]) -> None:
-    """Refuse ranks that share rows where an item's rows come from several modules, as a rank has but slices of each."""
-    split = {
-        "cp": (generator.grid.cp > 1, "1", repr(generator.grid.cp)),
-        "sequence_parallel": (generator.sequence_parallel, "false", "true"),
-    }
-    for key, (is_split, expected, got) in split.items():
-        if encoders and is_split:
-            raise ConfigError(
-                f"modules.{generator.name}.{key}",
-                expected=f"{expected}, as {', '.join(encoders)} feeds it beside the language model",
-                got=got,
-                fix="Spread its work by more lanes, tp or pp.",
             )
 
 
@@ -123,10 +108,23 @@ def _check(teacher: JobModule, language: JobModule) -> None:
         )
 
 
+def _check_width(encoder: JobModule, language: JobModule) -> None:
+    """Refuse an encoder of the language model and of generators where these take rows of other widths."""
+    assert isinstance(language.spec, LanguageModelSpec)
+    width, wanted = language.spec.row_width(language.config), _width(language)
+    if width != wanted:
+        raise ConfigError(
+            f"modules.{encoder.name}.feeds",
+            expected=f"{LANGUAGE!r} alone, as that takes rows of {width} numbers, and generators of {wanted}",
+            got=repr(list(encoder.feeds)),
+            fix="Give the generators an encoder of their own.",
+        )
+
+
 def _check_modalities(modules: Sequence[JobModule], teachers: Sequence[JobModule]) -> None:
     """Refuse an encoder of a modality that the language model doesn't read; a teacher's, if another teacher doesn't."""
     read = {
-        module.name: {other.modality for other in modules if other.modality and other.feeds == module.name}
+        module.name: {other.modality for other in modules if other.modality and module.name in other.feeds}
         for module in modules
     }
     for module in modules:

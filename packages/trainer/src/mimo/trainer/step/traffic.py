@@ -15,7 +15,6 @@ from mimo.trainer.batch.step_data import StepData
 from mimo.trainer.batch.step_samples import StepSamples
 from mimo.trainer.cost.sample_costs import sample_costs
 from mimo.trainer.job.job import Job
-from mimo.trainer.job.taught import rows_of
 
 _KEYS = tuple(field.name for field in attrs.fields(Traffic))
 
@@ -51,8 +50,7 @@ def expect_traffic(job: Job, step: int) -> Iterator[ExpectedTraffic]:
             by_rank[rank] += Traffic.of(route, rank=rank, row_bytes=row_bytes, gradient=edge.gradient)
         least = None
         if not job.is_inside(edge):
-            carried = job.carried_by(edge)
-            least = sum(sum(rows_of(job, carried, layout)) for batch in data.microbatches for layout in batch.layouts)
+            least = sum(sum(rows) for batch in data.microbatches for rows in batch.sent(edge))
             least -= sum(_staying(job, edge, rank, route) for rank, route in routes)
         yield ExpectedTraffic(edge=edge, traffic=_by_key([attrs.astuple(one) for one in by_rank]), least=least)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -38,7 +39,19 @@ class EncoderProgram(ItemProgram):
             rows, items = self._encode(batches, prepared, inputs)
         if microbatches[0] < len(self.data.microbatches):  # those of the following step count in that
             self._rows += self._count(items)
-        return self._outputs(self._recorded(microbatches, inputs, rows))
+        return self._sent(batches, self._recorded(microbatches, inputs, rows))
+
+    def _sent(self, batches: Sequence[Microbatch], rows: Tensor) -> dict[str, Tensor]:
+        """Return the rows of a pass by edge."""
+        found = self._outputs(rows)
+        for edge in self._edges:
+            if self.job.sends_some(edge):
+                taker = self.job.module(edge.target.module)
+                sent = np.concatenate([batch.sent_rows(self.module, taker, self.place.dp) for batch in batches])
+                held, _ = held_rows(self.module, self.place, len(sent))
+                own = torch.from_numpy(np.flatnonzero(sent[held.start : held.stop]))
+                found[edge.name] = found[edge.name].index_select(0, to_device(own, self.device))
+        return found
 
     def _count(self, items: Sequence[PlacedItem]) -> int:
         """Return how many rows of items this rank, and none that holds the same or a part of them, counts."""

@@ -12,7 +12,7 @@ from torch.nn import functional
 
 from mimo.hooks import RunError
 from mimo.model import GeneratorSpec
-from mimo.model.runtime import item_keys, step_key
+from mimo.model.runtime import ContextAxis, PackedRows, item_keys, step_key
 from mimo.schedule.runtime import LOSS
 from mimo.topology.device_copies import to_device
 from mimo.trainer.batch.microbatch import Microbatch
@@ -117,7 +117,7 @@ class GeneratorProgram(ItemProgram):
         rows = [inputs[edges[source.name]] for source in feeders] if is_first else []
         if len(feeders) == 1:
             ((spans, total),) = found
-            return (self._padded(rows[0], total) if is_first else None), spans
+            return (self._packed.pad(rows[0], total=total) if is_first else None), spans
         firsts = [0, *accumulate(count for _, count in found)]
         runs = [
             [(first + start, first + stop) for first, (start, stop) in zip(firsts[:-1], spans, strict=True)]
@@ -128,13 +128,31 @@ class GeneratorProgram(ItemProgram):
         if not is_first:
             return None, spans
         taken = torch.cat([torch.arange(0), *(torch.arange(*run) for own in runs for run in own)])
-        # Gradients of rows that several items share are summed in the same order in each run, on CUDA too.
-        return functional.embedding(to_device(taken, self.device), torch.cat(rows)), spans
+        return self._taken(rows, [total for _, total in found], taken), spans
 
-    def _padded(self, rows: Tensor, total: int) -> Tensor:
-        """Return this rank's slice of so many rows as long as those of the others, zeros at the end."""
-        missing = held_rows(self.module, self.place, total)[1] - len(rows)
-        return functional.pad(rows, (0, 0, 0, missing)) if missing else rows
+    def _taken(self, rows: Sequence[Tensor], totals: Sequence[int], taken: Tensor) -> Tensor:
+        """Return this rank's slice of some of the rows that are sent to all ranks of the lane.
+
+        Args:
+            rows: of each module that feeds it, what of them is sent to this rank.
+            totals: how many each module sends.
+            taken: [R] which of all of them, those of one module after those of another.
+        """
+        packed = self._packed
+        if packed.slices > 1:
+            rows = [
+                packed.gather(packed.pad(own, total=total), total=total)
+                for own, total in zip(rows, totals, strict=True)
+            ]
+        mine = packed.held(len(taken))
+        # Gradients of rows that several items share are summed in the same order in each run, on CUDA too.
+        found = functional.embedding(to_device(taken[mine.start : mine.stop], self.device), torch.cat(list(rows)))
+        return packed.pad(found, total=len(taken))
+
+    @property
+    def _packed(self) -> PackedRows:
+        """How the ranks of a lane share rows."""
+        return PackedRows(axis=self._axis, context=ContextAxis.of(self._context))
 
     def _spans(self, batches: Sequence[Microbatch], source: JobModule) -> tuple[list[tuple[int, int]], int]:
         """Return begin and end of each item's rows in those that a module sends in a pass, and the number of all."""

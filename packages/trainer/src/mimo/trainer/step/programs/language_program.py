@@ -13,7 +13,7 @@ from torch import Tensor
 from mimo.data import Packed
 from mimo.hooks import PluginError
 from mimo.model import LanguageModelSpec
-from mimo.model.runtime import AuxLosses, LanguageBatch, TensorAxis, hidden_losses
+from mimo.model.runtime import AuxLosses, LanguageBatch, hidden_losses
 from mimo.schedule.runtime import LOSS
 from mimo.topology.device_copies import all_to_device, to_device
 from mimo.trainer.batch.microbatch import Microbatch
@@ -166,16 +166,6 @@ class LanguageProgram(Program):
         assert isinstance(self.module.spec, LanguageModelSpec)
         here = self.part.language.logits(hidden).float()
         return self._axis.collect(here.t(), self.module.spec.vocabulary(self.module.config)).t()
-
-    @property
-    def _axis(self) -> TensorAxis:
-        """The tensor ranks."""
-        return TensorAxis(
-            group=self._tensor,
-            rank=self.place.tp,
-            size=self.module.grid.tp,
-            sequence_parallel=self.module.sequence_parallel,
-        )
 
     @property
     def _counts(self) -> bool:

@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mimo.model.runtime import DeferredWeightGrads, Part, step_key
+from mimo.model.runtime import DeferredWeightGrads, Part, TensorAxis, step_key
 from mimo.optimizer import Phase
 from mimo.optimizer.runtime import LocalStats, MimoOptimizer
 from mimo.topology import Coordinates, Edge, StageId
@@ -89,6 +89,16 @@ class Program(abc.ABC):
         """The samples of the step that runs."""
         assert self._data is not None
         return self._data
+
+    @property
+    def _axis(self) -> TensorAxis:
+        """The tensor ranks."""
+        return TensorAxis(
+            group=self._tensor,
+            rank=self.place.tp,
+            size=self.module.grid.tp,
+            sequence_parallel=self.module.sequence_parallel,
+        )
 
     def begin(self, data: NumberedData, *, scores: bool, following: NumberedData | None = None) -> None:
         """Take the samples of the step to come.
