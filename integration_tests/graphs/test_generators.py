@@ -200,6 +200,44 @@ def test_what_is_frozen_hands_gradients_on(frozen: str, oracle: Oracle) -> None:
     assert oracle.check(table(modules, microbatches=2, roles=ROLES)) == ""
 
 
+AHEAD: dict[str, Modules] = {
+    "lanes": {"vision": on(0, 0), "language": on(0, 1), "drawer": drawer(1, 2, **OWN)},
+    "pp2": {"vision": on(0, 1, pp=2), "language": on(1, 2, pp=2, chunks=2), "drawer": drawer(2, 3)},
+    "cp2 tp2 sp": {"vision": on(0, 0), "language": on(0, 3, cp=2, tp=2, **SP), "drawer": drawer(3, 4)},
+    "a teacher": {
+        "vision": on(0, 0),
+        "teacher": on(1, 1, distil={"top_k": 3}),
+        "language": on(0, 1),
+        "drawer": drawer(1, 2),
+    },
+}
+"""A language model that is frozen, as all is that feeds it."""
+MIXED: Mapping[str, Any] = {"layers": 4, "experts": 4, "experts_per_token": 2, "balance_loss": 0.1, "next_tokens": 1}
+
+
+@pytest.mark.each("schedule")
+@pytest.mark.parametrize(
+    ("layout", "schedule"),
+    [
+        ("cp2 tp2 sp", "1f1b"),
+        ("pp2", "interleaved"),
+        ("a teacher", "zb-h1"),
+        ("pp2", "ahead"),
+        ("pp2", "1f1b"),
+        ("lanes", "ahead"),
+    ],
+)
+def test_a_frozen_language_model_is_run_a_step_ahead(layout: str, schedule: str, oracle: Oracle) -> None:
+    """Each step reports the losses of its own samples, those of routers and of further tokens too."""
+    modules = {name: dict(keys) for name, keys in AHEAD[layout].items()}
+    if schedule != "interleaved":
+        modules["language"].pop("chunks", None)
+    for name in modules.keys() - {"drawer"}:
+        modules[name] |= {"prefetch": True} if name == "teacher" else {"prefetch": True, "frozen": True}
+    settings = table(modules, microbatches=4, pictures="many", weights="mixed", language=MIXED, roles=ROLES)
+    assert oracle.check(scheduled(settings, schedule)) == ""
+
+
 @pytest.mark.each("weights")
 @pytest.mark.parametrize("weights", ["zero", "first"])
 def test_items_are_learned_where_no_label_counts(weights: str, oracle: Oracle) -> None:

@@ -18,6 +18,7 @@ from test_oracle_vision import FAMILIES as VISION
 
 from mimo.model import Stage
 from mimo.model.runtime import linears, stage_without_storage
+from mimo.trainer import Job
 from mimo.trainer.runtime import JobModule
 
 ENCODERS: Mapping[str, Sequence[Mapping[str, Any]]] = {
@@ -283,7 +284,8 @@ def _lengthened(settings: Table) -> Table:
 
 def _draw_training(rng: random.Random, settings: Table) -> None:
     """Draw what of each module is trained, and what of it is computed again or a step ahead."""
-    for module in make_job({**settings, "schedule": SCHEDULES["gpipe"]}).modules:  # which takes what others refuse
+    job = make_job({**settings, "schedule": SCHEDULES["gpipe"]})  # which takes what others refuse
+    for module in job.modules:
         keys = settings["modules"][module.name]
         if module.is_of_teacher:
             continue
@@ -303,6 +305,17 @@ def _draw_training(rng: random.Random, settings: Table) -> None:
             keys["prefetch"] = rng.random() < 0.5
         else:
             keys["recompute"] = rng.choice(("none", "none", "selective", "full"))
+    if job.generators and rng.random() < 0.2:
+        _freeze_language(job, settings)
+
+
+def _freeze_language(job: Job, settings: Table) -> None:
+    """Have the language model work a step ahead, with all that feeds it, so that generators alone are trained."""
+    for module in (one for one in job.modules if one.feeds_language or one.is_of_teacher):
+        keys = settings["modules"][module.name]
+        for key in ("frozen", "lora", "recompute"):
+            keys.pop(key, None)
+        keys |= {"prefetch": True} if module.is_of_teacher else {"prefetch": True, "frozen": True}
 
 
 def _draw_frozen(rng: random.Random, module: JobModule) -> dict[str, Any]:

@@ -28,7 +28,7 @@ WANTED = {
     *(f"flow {axis}" for axis in ("pp", "dp", "cp", "tp", "sequence_parallel")),
     *("language ep", "language etp", "disjoint", "colocated", "overlapping", "a rank without a module"),
     *("2 modules", "3 modules", "4 modules", "chunks 2", "batch_factor 3", "prefetch True"),
-    *("a lens", "an encoder of two modules"),
+    *("a lens", "an encoder of two modules", "a language model a step ahead"),
     *("recompute selective", "recompute full", "several microbatches", "texts are cut"),
     *("decoder", "hybrid", "tied", "experts", "next_tokens", "next_tokens_pattern", "pictures of their own sizes"),
     *("all frozen", "parts frozen", "patterns frozen", "lora", "lora beside all that trains", "lora of experts"),
@@ -67,7 +67,9 @@ def test_all_that_layouts_may_have_comes_up(runs: list[Table]) -> None:
 def test_some_of_what_is_drawn_equals_one_process(number: int, pool: Pool, tmp_path: Path) -> None:
     """Whether samples are placed by cost or by count."""
     oracle = Oracle(pool, tmp_path, plain=run_plainly, layout=run_adapted)
-    settings = next(filter(lambda one: refusal(one) is None, (draw(generator(SEED, at)) for at in count(number, COUNT))))
+    settings = next(
+        filter(lambda one: refusal(one) is None, (draw(generator(SEED, at)) for at in count(number, COUNT)))
+    )
     for balance in BALANCES:
         settings, wrong = assess(oracle, {**settings, "data": {**settings["data"], "balance": balance}})
         assert not wrong, f"{describe(settings)}: {wrong}"
@@ -107,6 +109,7 @@ def features(settings: Table) -> set[str]:
         "compiled": settings["run"].get("compile", False),
         "texts are cut": settings["data"]["max_tokens"] < SAMPLES + 1,
         "pictures of their own sizes": "native" in str(modules),
+        "a language model a step ahead": language.get("prefetch", False),
         "a lens": any(name.startswith("lens") for name in modules),
         "an encoder of two modules": any(isinstance(keys.get("feeds"), list) for keys in modules.values()),
     }

@@ -306,7 +306,7 @@ def test_a_frozen_part_decides_which_stages_train_and_which_edges_carry_gradient
         ),
         (
             ["modules.language.prefetch=true"],
-            "modules.language.prefetch: expected false, as only what feeds the language model can be made during the",
+            "modules.language.prefetch: expected false, as what works a step ahead is frozen, and feeds a module that",
         ),
         (
             ['modules.vision.frozen=["trunk"]', "modules.vision.prefetch=true"],

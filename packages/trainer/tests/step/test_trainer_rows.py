@@ -16,6 +16,7 @@ from mimo.model.runtime import AuxLosses
 from mimo.trainer.step.programs.encoder_program import take_rows
 from mimo.trainer.step.programs.item_program import on_device
 from mimo.trainer.step.programs.language_program import LanguageProgram
+from mimo.trainer.step.programs.program import StepSums
 
 JOB: Any = SimpleNamespace(row_width=lambda _module: 4)
 EYE: Any = SimpleNamespace(name="eye", modality="image", spec=SimpleNamespace(name="tiles"))
@@ -85,11 +86,12 @@ def test_an_auxiliary_loss_that_was_not_announced_is_refused(name: str, values: 
     spec = attrs.evolve(
         DECODER, aux_losses=lambda _config: AuxLossNames(losses=("balance",), counts={"layers.0.load": 4})
     )
-    program: Any = SimpleNamespace(module=SimpleNamespace(name="language", spec=spec, config=None), _extra_sums={})
+    program: Any = SimpleNamespace(module=SimpleNamespace(name="language", spec=spec, config=None))
+    sums = StepSums()
     fine = AuxLosses(losses={"balance": torch.ones(())}, counts={"layers.0.load": torch.ones(4)})
-    LanguageProgram._enter(program, fine)
-    LanguageProgram._enter(program, fine)
-    assert program._extra_sums["layers.0.load"].tolist() == [2.0] * 4
+    LanguageProgram._enter(program, sums, fine)
+    LanguageProgram._enter(program, sums, fine)
+    assert sums.extra["layers.0.load"].tolist() == [2.0] * 4
     text = rf"modules\.language\.plugin: .* named by aux_losses of 'decoder': .* got '{name}' of {values} values"
     with pytest.raises(PluginError, match=text):
-        LanguageProgram._enter(program, AuxLosses(counts={name: torch.ones(values)}))
+        LanguageProgram._enter(program, sums, AuxLosses(counts={name: torch.ones(values)}))

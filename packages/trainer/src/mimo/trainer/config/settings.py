@@ -297,7 +297,7 @@ class ModuleSettings:
     sequence_parallel: bool = setting("split rows over the tensor ranks between layers", default=False)
     batch_factor: int = setting("microbatches that one pass of an encoder serves", default=1, validator=[at_least(1)])
     prefetch: bool = setting(
-        "encode the next step during this one; for an encoder that is frozen, but for its projector", default=False
+        "work on the next step during this one; for what is frozen, but for an encoder's projector", default=False
     )
     recompute: Literal["none", "selective", "full"] = setting(
         "activations that backward recomputes to save memory: none, selective or full", default="none"

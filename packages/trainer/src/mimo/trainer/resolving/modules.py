@@ -121,13 +121,6 @@ def _check_language_keys(where: str, table: ModuleSettings) -> None:
         )
     if table.distil is not None and not table.distil.top_k:
         _refuse_keys_of_ids(where, table)
-    if table.prefetch and table.distil is None:
-        raise ConfigError(
-            f"{where}.prefetch",
-            expected="false, as only what feeds the language model can be made during the step before",
-            got="true",
-            fix="Leave it out.",
-        )
 
 
 def _refuse_keys_of_ids(where: str, table: ModuleSettings) -> None:
@@ -330,6 +323,13 @@ def _divided(module: JobModule, *, hidden: int) -> JobModule:
         ConfigError: its plugin has no seam, or something of the tower trains.
     """
     spec, where = module.spec, f"modules.{module.name}.prefetch"
+    if isinstance(spec, LanguageModelSpec):
+        raise ConfigError(
+            where,
+            expected="false, as what works a step ahead is frozen, and feeds a module that isn't",
+            got="true",
+            fix="Leave it out, or freeze all of the language model (frozen = true) and train a generator.",
+        )
     assert isinstance(spec, EncoderSpec), module.name
     if spec.seam is None:
         raise ConfigError(

@@ -158,7 +158,7 @@ class PlanRunner:
         phase: PlanPhase = _WHOLE,
     ) -> LocalStats:
         for program in self.programs:
-            program.begin(data, scores=scores, following=following)
+            program.begin(data, scores=scores, following=following, phase=phase)
         microbatches = (*data.data.microbatches, *(() if following is None else following.data.microbatches))
 
         def route(edge: str, microbatch: int) -> Route:

@@ -17,7 +17,6 @@ from mimo.trainer.batch.row_layout import held_rows
 from mimo.trainer.items.prepared import Item
 from mimo.trainer.job.job import Job, JobModule
 from mimo.trainer.step.programs.item_program import ItemProgram
-from mimo.trainer.step.programs.program import NumberedData
 
 _ITEMS_SHOWN = 4
 
@@ -25,20 +24,13 @@ _ITEMS_SHOWN = 4
 class EncoderProgram(ItemProgram):
     """A stage of an encoder: items in, rows out."""
 
-    def begin(self, data: NumberedData, *, scores: bool, following: NumberedData | None = None) -> None:
-        """Take the samples of the step to come, as `Program.begin` says."""
-        super().begin(data, scores=scores, following=following)
-        if self.job.graph.by_name[self.stage.module].prefetch and not scores:
-            self._rows = sum(self._count(batch.items(self.module, self.place.dp)) for batch in data.data.microbatches)
-
     def forward(self, microbatches: tuple[int, ...], inputs: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Encode the items of this lane."""
         batches = [self._microbatches[microbatch] for microbatch in microbatches]
         prepared = self._prepare(batches)
         with self.part.drawing(items=self._item_keys(microbatches)):
             rows, items = self._encode(batches, prepared, inputs)
-        if microbatches[0] < len(self.data.microbatches):  # those of the following step count in that
-            self._rows += self._count(items)
+        self._sums_of(microbatches).rows += self._count(items)
         return self._sent(batches, self._recorded(microbatches, inputs, rows))
 
     def _sent(self, batches: Sequence[Microbatch], rows: Tensor) -> dict[str, Tensor]:

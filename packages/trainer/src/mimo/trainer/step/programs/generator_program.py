@@ -13,6 +13,7 @@ from torch.nn import functional
 from mimo.hooks import RunError
 from mimo.model import GeneratorSpec
 from mimo.model.runtime import ContextAxis, PackedRows, item_keys, step_key
+from mimo.schedule import PlanPhase
 from mimo.schedule.runtime import LOSS
 from mimo.topology.device_copies import to_device
 from mimo.trainer.batch.microbatch import Microbatch
@@ -20,7 +21,7 @@ from mimo.trainer.batch.row_layout import held_rows, is_sliced
 from mimo.trainer.job.job import JobModule
 from mimo.trainer.step.programs.item_program import ItemProgram
 from mimo.trainer.step.programs.loss_terms import loss_factor, loss_name, target_counts, targets_name
-from mimo.trainer.step.programs.program import NumberedData, add_sum
+from mimo.trainer.step.programs.program import NumberedData
 
 _NO_STEP = 0
 """By what number noise is drawn in evaluation, so that it is the same each time; steps count from 1."""
@@ -29,9 +30,16 @@ _NO_STEP = 0
 class GeneratorProgram(ItemProgram):
     """A stage of a generator: rows of the language model and of its own encoders in, losses out."""
 
-    def begin(self, data: NumberedData, *, scores: bool, following: NumberedData | None = None) -> None:
+    def begin(
+        self,
+        data: NumberedData,
+        *,
+        scores: bool,
+        following: NumberedData | None = None,
+        phase: PlanPhase = "both",
+    ) -> None:
         """Take the samples of the step to come, as `Program.begin` says."""
-        super().begin(data, scores=scores, following=following)
+        super().begin(data, scores=scores, following=following, phase=phase)
         self._noise = step_key(self.job.settings.run.seed, _NO_STEP if data.number is None else data.number)
         self._factor = 1.0 if scores else loss_factor(self.module, data.data.layouts)
         if self.part.module.training != (data.number is not None):  # asked first, since a large module has many parts
@@ -74,9 +82,9 @@ class GeneratorProgram(ItemProgram):
             losses = losses.masked_fill(to_device(known == 0, self.device), 0)  # whatever a blank item has for one
         total = losses.sum()
         if self.place.tp < self.module.slices:  # of ranks that hold the same losses the first counts
-            self._rows += len(held)
-            add_sum(self._extra_sums, loss_name(self.module), total)
-            add_sum(self._extra_sums, targets_name(self.module), known.sum())
+            self._sums.rows += len(held)
+            self._sums.add(loss_name(self.module), total)
+            self._sums.add(targets_name(self.module), known.sum())
         if not self.module.loss_weight:
             return {}
         loss = self._scaled(self._factor * total)

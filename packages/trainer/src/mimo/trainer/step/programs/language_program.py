@@ -21,7 +21,7 @@ from mimo.trainer.config.settings import Distil
 from mimo.trainer.step.programs.language_batches import draw_keys_of, language_batch
 from mimo.trainer.step.programs.loss_terms import divergence_name, hidden_name
 from mimo.trainer.step.programs.predictions import gather_ids, predictions_of
-from mimo.trainer.step.programs.program import NumberedData, Program, add_sum
+from mimo.trainer.step.programs.program import Program, StepSums
 from mimo.trainer.step.programs.teacher_rows import TeacherRows
 
 
@@ -37,6 +37,7 @@ class _Pass:
         hidden: rows of the stage before.
         rows: of encoders, by module.
         said: what teachers say of the rows that are taught, by module.
+        sums: of the step that the samples are of.
     """
 
     microbatch: int
@@ -46,6 +47,7 @@ class _Pass:
     hidden: Tensor | None
     rows: Mapping[str, Tensor]
     said: Mapping[str, TeacherRows]
+    sums: StepSums
 
 
 @attrs.frozen(kw_only=True)
@@ -100,16 +102,17 @@ class LanguageProgram(Program):
             hidden=hidden,
             rows=rows,
             said=said,
+            sums=self._sums_of([microbatch]),
         )
 
     def _finish(self, given: _Pass, hidden: Tensor) -> Mapping[str, Tensor]:
         """Return what goes out of the stage, which has made these rows, and count what it has done."""
         packed, aux_losses = given.packed, given.batch.aux_losses
         if self.part.stage.is_first and self._counts:
-            self._rows += int(np.count_nonzero(packed.samples < len(packed.lengths)))
+            given.sums.rows += int(np.count_nonzero(packed.samples < len(packed.lengths)))
             if self.place.cp == 0:
                 layouts = given.step.lane_layouts(self.module, self.place.dp)
-                self._truncated += sum(layout.truncated for layout in layouts)
+                given.sums.truncated += sum(layout.truncated for layout in layouts)
         outputs = self._fed(given, hidden) if self.part.stage.is_last else self._outputs(hidden)
         losses = list(aux_losses.losses.values())
         if self.part.stage.is_last:
@@ -118,7 +121,7 @@ class LanguageProgram(Program):
             outputs[LOSS] = self._scaled(torch.stack(losses).sum() if len(losses) > 1 else losses[0])
             if self._probe is not None and not self._scores:
                 self._probe.record_loss(self.part.id, (given.microbatch,), outputs[LOSS])
-        self._enter(aux_losses)
+        self._enter(given.sums, aux_losses)
         return outputs
 
     def _fed(self, given: _Pass, hidden: Tensor) -> dict[str, Tensor]:
@@ -141,8 +144,8 @@ class LanguageProgram(Program):
         chosen = np.flatnonzero((wanted >= first) & (wanted < first + len(rows)))
         return chosen, wanted[chosen] - first
 
-    def _enter(self, aux_losses: AuxLosses) -> None:
-        """Add what a forward entered to the step's.
+    def _enter(self, sums: StepSums, aux_losses: AuxLosses) -> None:
+        """Add what a forward entered to the sums of its step.
 
         Raises:
             PluginError: the plugin did not announce it, so that other ranks would not know of it.
@@ -159,7 +162,7 @@ class LanguageProgram(Program):
                     got=f"{name!r} of {value.numel()} values",
                     fix="Announce its name and the number of its values.",
                 )
-            add_sum(self._extra_sums, name, value)
+            sums.add(name, value)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Return the logits [T, V] of all ids in fp32, on each tensor rank, of what the last stage returned."""
@@ -177,10 +180,10 @@ class LanguageProgram(Program):
         found = []
         for term in self._terms(given, hidden):
             if term.counts and term.name is None:
-                self._losses.append(term.total.detach().double())
-                self._label_weight += given.packed.label_weight
+                given.sums.losses.append(term.total.detach().double())
+                given.sums.label_weight += given.packed.label_weight
             elif term.counts and term.name:
-                add_sum(self._extra_sums, term.name, term.total)
+                given.sums.add(term.name, term.total)
             if term.weight:
                 found.append(term.total if term.weight == 1 else term.weight * term.total)
         if self._scores:
@@ -248,21 +251,16 @@ class LanguageProgram(Program):
         ids = gather_ids(greedy, [len(share.tokens) for share in shares], self._context)
         if self.place.cp == 0:
             samples = [layout.sample for layout in step.lane_layouts(self.module, self.place.dp)]
-            self.predictions += predictions_of(samples, shares, ids)
+            self._sums.predictions += predictions_of(samples, shares, ids)
 
 
 class TeacherProgram(LanguageProgram):
     """A stage of a teacher: tokens in, and out of the last what it finds likeliest, or its hidden rows."""
 
-    def begin(self, data: NumberedData, *, scores: bool, following: NumberedData | None = None) -> None:
-        """Take the samples of the step to come, as `Program.begin` says."""
-        super().begin(data, scores=scores, following=following)
-        if self.part.stage.is_first and self._counts and self.place.cp == 0:  # those made ahead count in their own step
-            layouts = (step.lane_layouts(self.module, self.place.dp) for step in self.data.microbatches)
-            self._rows = sum(len(layout.tokens) for own in layouts for layout in own)
-
     def _finish(self, given: _Pass, hidden: Tensor) -> Mapping[str, Tensor]:
         """Return what goes out of the stage: rows, or what it says of those that are learned from."""
+        if self.part.stage.is_first and self._counts and self.place.cp == 0:
+            given.sums.rows += sum(len(own.tokens) for own in given.step.lane_layouts(self.module, self.place.dp))
         if not self.part.stage.is_last:
             return self._outputs(hidden)
         distil, targets = self._distil(self.module.name), given.batch.labelled

@@ -14,6 +14,7 @@ from torch import Tensor
 from mimo.model.runtime import DeferredWeightGrads, Part, TensorAxis, step_key
 from mimo.optimizer import Phase
 from mimo.optimizer.runtime import LocalStats, MimoOptimizer
+from mimo.schedule import PlanPhase
 from mimo.topology import Coordinates, Edge, StageId
 from mimo.trainer.batch.step_data import StepData
 from mimo.trainer.job.job import Job, JobModule
@@ -37,6 +38,32 @@ class NumberedData:
 
     data: StepData
     number: int | None
+
+
+@attrs.define(eq=False)
+class StepSums:
+    """What a program adds up over the passes of a step.
+
+    Args:
+        losses: by labels, of each pass.
+        label_weight: of these labels.
+        rows: that this rank, and none that holds the same, has computed.
+        truncated: samples that were cut.
+        predictions: of samples that are scored.
+        extra: further sums, by name.
+    """
+
+    losses: list[Tensor] = attrs.field(factory=list)
+    label_weight: float = 0.0
+    rows: int = 0
+    truncated: int = 0
+    predictions: list[Prediction] = attrs.field(factory=list)
+    extra: dict[str, Tensor] = attrs.field(factory=dict)
+
+    def add(self, name: str, value: Tensor) -> None:
+        """Add values to one of the further sums."""
+        own = value.detach().double().reshape(-1)
+        self.extra[name] = self.extra[name] + own if name in self.extra else own
 
 
 class Program(abc.ABC):
@@ -83,6 +110,7 @@ class Program(abc.ABC):
         self._tensor = tensor
         self._probe = probe
         self._data: StepData | None = None
+        self._sums = self._sums_ahead = StepSums()
 
     @property
     def data(self) -> StepData:
@@ -100,25 +128,35 @@ class Program(abc.ABC):
             sequence_parallel=self.module.sequence_parallel,
         )
 
-    def begin(self, data: NumberedData, *, scores: bool, following: NumberedData | None = None) -> None:
+    @property
+    def predictions(self) -> Sequence[Prediction]:
+        """What the language model would write of samples that are scored."""
+        return self._sums.predictions
+
+    def begin(
+        self,
+        data: NumberedData,
+        *,
+        scores: bool,
+        following: NumberedData | None = None,
+        phase: PlanPhase = "both",
+    ) -> None:
         """Take the samples of the step to come.
 
         Args:
             data: of the step.
-            scores: whether each label is also compared with the argmax.
+            scores: whether each label is also compared with the argmax, as in an evaluation.
             following: those of the step after it, for what is made ahead.
+            phase: what of the plan will be run; with "next" nothing of the step itself.
         """
         self._data = data.data
         steps = (data, *(() if following is None else (following,)))
         self._microbatches = tuple(batch for step in steps for batch in step.data.microbatches)
         self._step_keys = tuple(key for step in steps for key in self._keys_of(step))
         self._scores = scores
-        self._losses: list[Tensor] = []
-        self.predictions: list[Prediction] = []
-        self._extra_sums: dict[str, Tensor] = {}
-        self._label_weight = 0.0
-        self._rows = 0
-        self._truncated = 0
+        self._sums = StepSums() if scores or phase == "next" else self._sums_ahead
+        if not scores:
+            self._sums_ahead = StepSums()
 
     def _keys_of(self, step: NumberedData) -> list[Tensor | None]:
         """Return for each microbatch of a step the key of what is drawn in it; None for nothing."""
@@ -126,18 +164,23 @@ class Program(abc.ABC):
         key = step_key(self.job.settings.run.seed, step.number) if draws and step.number is not None else None
         return [key] * len(step.data.microbatches)
 
+    def _sums_of(self, microbatches: Sequence[int]) -> StepSums:
+        """Return where a pass is counted: in its own step, which may be the next one."""
+        return self._sums if microbatches[0] < len(self.data.microbatches) else self._sums_ahead
+
     def share(self) -> LocalStats:
         """Return this rank's share of what the step adds up to."""
+        sums = self._sums
         return LocalStats(
-            loss=torch.stack(self._losses).sum().double() if self._losses else 0.0,
-            label_weight=self._label_weight,
-            rows={self.module.name: self._rows},
+            loss=torch.stack(sums.losses).sum().double() if sums.losses else 0.0,
+            label_weight=sums.label_weight,
+            rows={self.module.name: sums.rows},
             counts={
-                "truncated": self._truncated,
-                "right": sum(prediction.right for prediction in self.predictions),
-                "samples": len(self.predictions),
+                "truncated": sums.truncated,
+                "right": sum(prediction.right for prediction in sums.predictions),
+                "samples": len(sums.predictions),
             },
-            extra_sums=self._extra_sums,
+            extra_sums=sums.extra,
         )
 
     @abc.abstractmethod
@@ -184,9 +227,3 @@ class Program(abc.ABC):
         """Return rows by edge, in the precision in which they travel."""
         rows = rows.to(self._dtype)
         return {edge.name: rows for edge in self._edges}
-
-
-def add_sum(sums: dict[str, Tensor], name: str, value: Tensor) -> None:
-    """Add values to one of the sums that ranks agree on beside losses and counts."""
-    own = value.detach().double().reshape(-1)
-    sums[name] = sums[name] + own if name in sums else own
