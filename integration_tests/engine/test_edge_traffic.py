@@ -12,7 +12,9 @@ from commands import here
 from jobs import CPU, make_job
 from tables import TEACHER, Table, table
 from test_generators import FLOW
+from test_precision import in_precision
 
+from mimo.data import Dataset, weights_of
 from mimo.hooks import EdgeTraffic
 from mimo.testing import Pool
 from mimo.trainer import Trainer
@@ -91,11 +93,18 @@ LAYOUTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 }
 
 
-def ask(modules: Mapping[str, Mapping[str, Any]], *, edges: bool = True) -> Table:
+NUMBER_BYTES: Mapping[str, int] = {"fp32": 4, "bf16": 2}
+"""Of each number that travels, by the run's precision."""
+
+
+def ask(
+    modules: Mapping[str, Mapping[str, Any]], *, edges: bool = True, precision: str = "fp32", weights: str = "none"
+) -> Table:
     """Return settings of a run of a few steps, with or without what its edges send."""
     makes = any("fed_by" in keys for keys in modules.values())
     more: dict[str, Any] = {"pictures": "many", "roles": {"image": ("input", "output", "both")}} if makes else {}
-    return {**table(modules, microbatches=2, **more), "logging": {"edges": edges}}
+    settings = {**table(modules, microbatches=2, weights=weights, **more), "logging": {"edges": edges}}
+    return settings if precision == "fp32" else in_precision(settings, precision)
 
 
 def train(rank: int, settings: Table) -> list[Mapping[str, EdgeTraffic]]:
@@ -106,23 +115,58 @@ def train(rank: int, settings: Table) -> list[Mapping[str, EdgeTraffic]]:
     return [first, trainer.train(2).edges]
 
 
+def taught_bytes(distil: Mapping[str, Any], precision: str) -> int:
+    """Return the bytes of a row: of each likely id 4 and a number, and where hidden rows travel 24 numbers."""
+    number = NUMBER_BYTES[precision]
+    return int(distil["top_k"]) * (4 + number) + (24 * number if "hidden" in distil else 0)
+
+
+@pytest.mark.each("precision")
+@pytest.mark.parametrize("precision", NUMBER_BYTES)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_boundaries_send_what_was_expected_of_them(layout: str, pool: Pool) -> None:
+def test_boundaries_send_what_was_expected_of_them(layout: str, precision: str, pool: Pool) -> None:
     """Every rank knows what all have sent in each step; no row crosses a boundary more often than it must."""
-    settings = ask(LAYOUTS[layout])
+    settings = ask(LAYOUTS[layout], precision=precision)
     job = make_job(settings)
     for step, found in enumerate(zip(*pool.run(job.world, train, settings), strict=True), 1):
         expected = list(expect_traffic(job, step))
         assert all(one == {it.edge.name: it.traffic for it in expected} for one in found)
         for it in expected:
-            row_bytes = 4 * job.width(it.edge)
+            row_bytes = NUMBER_BYTES[precision] * job.width(it.edge)
             if it.edge.name == "teacher->language":
-                distil = LAYOUTS[layout]["teacher"]["distil"]  # an id and a number for each likely one, and a row of 24
-                row_bytes = distil["top_k"] * (4 + 4) + (24 * 4 if "hidden" in distil else 0)
+                row_bytes = taught_bytes(LAYOUTS[layout]["teacher"]["distil"], precision)
             assert sum(it.traffic.bytes_sent) == row_bytes * sum(it.traffic.rows_sent) > 0
             assert it.least in {None, sum(it.traffic.rows_sent)}
             back = sum(it.traffic.gradient_rows_sent)
             assert back == (sum(it.traffic.rows_sent) if it.edge.gradient else 0)
+
+
+@pytest.mark.each("distil")
+@pytest.mark.parametrize(
+    "distil",
+    [{"top_k": 5}, {"top_k": 0, "hidden": "mse"}, {"top_k": 5, "hidden": "cosine"}],
+    ids=["ids", "hidden rows", "both"],
+)
+def test_of_what_a_teacher_says_rows_with_labels_travel_alone(distil: Mapping[str, Any], pool: Pool) -> None:
+    """In the run's precision, ids in 4 bytes; neither a sample's end nor a token of weight 0 is of use to a student."""
+    teacher = {"ranks": [0], "distil": distil, "config": {**TEACHER, "hidden": 24}}
+    for precision in NUMBER_BYTES:
+        settings = ask({"teacher": teacher, "language": {"ranks": [1]}}, precision=precision, weights="mixed")
+        job = make_job(settings)
+        assert job.train is not None
+        for step, found in enumerate(pool.run(2, train, settings)[0], 1):
+            traffic, samples = found["teacher->language"], job.sample_order().samples(step)
+            labels = sum(labels_of(job.train, sample) for sample in samples)
+            assert 0 < labels < sum(len(job.train.tokens(sample)) - 1 for sample in samples)
+            assert traffic.rows_sent == (labels, 0)
+            assert traffic.bytes_sent == (labels * taught_bytes(distil, precision), 0)
+            assert sum(traffic.gradient_bytes_sent) == 0
+
+
+def labels_of(dataset: Dataset, sample: int) -> int:
+    """Return how many tokens of a sample without pictures are learned: all but the first, of a weight above 0."""
+    weights = weights_of(dataset, sample)
+    return sum(weight > 0 for weight in weights[1:]) if weights else len(dataset.tokens(sample)) - 1
 
 
 def test_metrics_have_no_edges_by_default(pool: Pool) -> None:
