@@ -14,7 +14,9 @@ from jobs import make_job
 from oracle import GAP, Outcome, differences, run_layout
 from resuming import check_going_on
 from tables import Table, alone, scheduled, table, world_of
+from test_oracle_audio import CONFIGS as WHISPER
 from test_oracle_distributed import Way, distributed
+from test_oracle_radio import CONFIGS as RADIO
 from torch import nn
 from truth import Truth, run_plain
 
@@ -165,6 +167,48 @@ def of_library(settings: Table) -> Table:
 def test_models_of_the_library_drop_the_same(layout: str, lora: bool, pool: Pool) -> None:
     """What their published configs name: features of rows, those of embedded ones, and paths of images."""
     assert check(pool, of_library(dropping(LIBRARY[layout], lora=lora))) == ""
+
+
+ENCODERS: dict[str, Modules] = {
+    "disjoint, stages": {"vision": on(0, 1, pp=2), "audio": on(2, 3, pp=2), "language": on(4, 4)},
+    "tp2 and tp2 sp, recomputed": {
+        "vision": on(0, 1, tp=2, recompute="selective"),
+        "audio": on(0, 1, tp=2, recompute="selective", **SP),
+        "language": on(0, 1),
+    },
+    "lanes, recomputed, passes for two": {
+        "vision": on(0, 1, recompute="full"),
+        "audio": on(1, 2, recompute="full", batch_factor=2),
+        "language": on(0, 1),
+    },
+    "cp2 tp2 sp": {"vision": on(0, 1, cp=2), "audio": on(0, 3, cp=2, tp=2, **SP), "language": on(2, 3, tp=2, **SP)},
+}
+HEARD: Mapping[str, Any] = {"dropout": 0.1, "activation_dropout": 0.2}
+
+
+def of_published(layout: str, *, silence: str = "clips alone", without: str = "") -> Table:
+    """Return settings of the encoders ``radio`` and ``whisper``, which drop what their configs say but for one key."""
+    heard = {**WHISPER[silence]} | {key: rate for key, rate in HEARD.items() if key != without}
+    seen = {**RADIO["tiles"]} | ({} if without == "drop_path" else {"drop_path": 0.2})
+    modules = {name: dict(keys) for name, keys in ENCODERS[layout].items()}
+    modules["vision"] |= {"plugin": "radio", "config": seen}
+    modules["audio"] |= {"plugin": "whisper", "config": heard}
+    return table(modules, microbatches=2)
+
+
+@pytest.mark.each("layout")
+@pytest.mark.parametrize(("layout", "silence"), list(zip(ENCODERS, WHISPER, strict=True)))
+def test_encoders_of_published_folders_drop_the_same(layout: str, silence: str, pool: Pool) -> None:
+    """Features of rows, those of embedded ones, those between products that ranks share, and paths of tiles."""
+    assert check(pool, of_published(layout, silence=silence)) == ""
+
+
+def test_what_published_encoders_drop_counts(pool: Pool) -> None:
+    """Each of their rates changes the loss."""
+    layout = next(iter(ENCODERS))
+    losses = [_truth(pool, of_published(layout)).losses[0]]
+    losses += [_truth(pool, of_published(layout, without=key)).losses[0] for key in (*HEARD, "drop_path")]
+    assert all(abs(one - other) > 1e-5 * one for place, one in enumerate(losses) for other in losses[:place]), losses
 
 
 def test_what_is_dropped_counts(pool: Pool) -> None:

@@ -35,8 +35,9 @@ DISPATCHED = "mimo/model/parallel/dispatch.py"
 
 
 def _dropping(keys: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return keys of an encoder some of whose paths are dropped."""
-    return {**keys, "config": {**keys["config"], "drop_path": 0.1}}
+    """Return keys of an encoder some of whose paths are dropped, or features of one of clips."""
+    drops = {"dropout": 0.1, "activation_dropout": 0.1} if keys.get("plugin") == "whisper" else {"drop_path": 0.1}
+    return {**keys, "config": {**keys["config"], **drops}}
 
 
 TAUGHT: Mapping[str, Any] = {**HERE, "distil": {"top_k": 3}}
@@ -87,11 +88,15 @@ CASES: Mapping[str, Mapping[str, Any]] = {
         for name, keys in VISION.items()
     },
     **{
-        f"audio {name}": {"modules": {"audio": {**HERE, "plugin": "whisper", "config": config}, "language": HERE}}
+        f"audio {name}": {
+            "modules": {"audio": {**HERE, **_dropping({"plugin": "whisper", "config": config})}, "language": HERE}
+        }
         for name, config in WHISPER.items()
     },
     **{
-        f"radio {name}": {"modules": {"radio": {**HERE, "plugin": "radio", "config": config}, "language": HERE}}
+        f"radio {name}": {
+            "modules": {"radio": {**HERE, **_dropping({"plugin": "radio", "config": config})}, "language": HERE}
+        }
         for name, config in RADIO.items()
     },
 }

@@ -194,8 +194,9 @@ def _draw_encoder(rng: random.Random, name: str, language: Sequence[int], world:
     others = [rank for rank in range(world) if rank not in language]
     ranks = rng.choice((range(world), range(world), language, others or language))
     keys = {**_draw_grid(rng, ranks, lanes=range(1, 9)), **rng.choice(ENCODERS[name])}
-    if name == "vision" and "config" in keys and rng.random() < 0.5:
-        keys["config"] = {**keys["config"], "drop_path": 0.2}
+    drops = {"dropout": 0.1, "activation_dropout": 0.2} if name == "audio" else {"drop_path": 0.2}
+    if "config" in keys and rng.random() < 0.5:
+        keys["config"] = {**keys["config"], **drops}
     return {**keys, "batch_factor": rng.choice((1, 1, 2, 3))}
 
 

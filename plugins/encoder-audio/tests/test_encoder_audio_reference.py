@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+import attrs
 import numpy as np
 import pytest
 import torch
@@ -19,7 +20,16 @@ from transformers.models.whisper.modeling_whisper import WhisperEncoder
 
 from mimo.hooks import CheckpointError, ConfigError
 from mimo.model import ProjectorConfig
-from mimo.model.runtime import read_hf, write_hf
+from mimo.model.runtime import (
+    DrawKeys,
+    Drawn,
+    Dropout,
+    attach_draws,
+    item_keys,
+    read_hf,
+    step_key,
+    write_hf,
+)
 from mimo.testing.comparison import check_gradients, check_rows, draw, put_gradients, saved
 from mimo_encoder_audio import WHISPER, WhisperConfig
 from mimo_encoder_audio._config import Silence, own_rows
@@ -53,9 +63,9 @@ PUBLISHED: dict[str, Any] = {
 (FAMILY,) = WHISPER.hf
 
 
-def _published() -> WhisperEncoder:
+def _published(**more: Any) -> WhisperEncoder:
     torch.manual_seed(0)
-    encoder = WhisperEncoder(Published(**PUBLISHED))
+    encoder = WhisperEncoder(Published(**PUBLISHED, **more))
     encoder.config._attn_implementation = "eager"
     encoder.eval()
     draw(encoder.parameters(), seed=3)
@@ -120,6 +130,45 @@ def test_equals_the_published_encoder(silence: Silence) -> None:
     _check_gradients(encoder, config, module)
 
 
+def test_drops_where_the_published_encoder_drops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Given our masks in the order of its forward, and its rates, the published encoder has our rows and gradients."""
+    rates = {"dropout": 0.2, "activation_dropout": 0.3}
+    encoder = _published(**rates)
+    config, module = _ours(encoder, "keep")
+    keys = DrawKeys(module="audio")
+    attach_draws(module, keys, device=torch.device("cpu"), draws=lambda _path: True)
+    raw = (_clips()[3], 16_000)
+    with keys.at(Drawn(items=item_keys(step_key(1, 1), [4], [0]))):
+        found = module([WHISPER.prepare(config, raw)], [WHISPER.measure(raw)])
+    places = [part for part in module.modules() if isinstance(part, Dropout) and part.site is not None]
+    by_name = {path: part for path, part in module.named_modules() if part in places}
+    left = [by_name.pop("embedding_drop")]
+    for layer in range(config.layers):
+        left += [by_name.pop(f"layers.{layer}.{name}") for name in ("attention_dropout", "mlp.drop", "mlp_dropout")]
+    assert not by_name
+
+    def drop(x: Tensor, p: float, training: bool) -> Tensor:  # as the library calls it
+        assert training
+        if not p:  # of weights of attention
+            return x
+        part = left.pop(0)
+        assert part.rate == p
+        with (
+            keys.at(Drawn(items=item_keys(step_key(1, 1), [4], [0]))),
+            keys.at(keys.packed([POSITIONS], device=x.device)),
+        ):
+            return cast("Tensor", part(x))
+
+    monkeypatch.setattr(nn.functional, "dropout", drop)
+    wanted = _wanted(encoder.train(), [raw[0]], "keep")
+    assert not left
+    check_rows(found, wanted)
+    gradient = torch.randn(wanted.shape, generator=torch.Generator().manual_seed(1))
+    found.backward(gradient)
+    wanted.backward(gradient)
+    _check_gradients(encoder, config, module)
+
+
 def _check_gradients(encoder: WhisperEncoder, config: WhisperConfig, module: nn.Module) -> None:
     assert module.get_parameter("positions.weight").grad is None
     put_gradients(module.parameters())
@@ -169,7 +218,7 @@ def test_another_size_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    ("key", "value"), [("activation_function", "relu"), ("dropout", 0.1), ("encoder_layerdrop", 0.5)]
+    ("key", "value"), [("activation_function", "relu"), ("attention_dropout", 0.1), ("encoder_layerdrop", 0.5)]
 )
 def test_what_ours_cannot_do_is_refused(key: str, value: Any) -> None:
     """A published setting that would change the numbers is named."""
@@ -178,9 +227,11 @@ def test_what_ours_cannot_do_is_refused(key: str, value: Any) -> None:
 
 
 def test_settings_and_description_are_inverse() -> None:
-    """What is written reads back as the same settings."""
-    described = FAMILY.describe(CONFIG)
-    assert WhisperConfig(**FAMILY.settings(described), projector=CONFIG.projector) == CONFIG
+    """What is written reads back as the same settings, rates of dropout among them."""
+    config = attrs.evolve(CONFIG, dropout=0.1, activation_dropout=0.2)
+    described = FAMILY.describe(config)
+    assert (described["dropout"], described["activation_dropout"], described["attention_dropout"]) == (0.1, 0.2, 0.0)
+    assert WhisperConfig(**FAMILY.settings(described), projector=CONFIG.projector) == config
     ours = [key for key in PUBLISHED if key in described and not key.startswith("decoder_")]  # a decoder of no one's
     assert [described[key] for key in ours] == [PUBLISHED[key] for key in ours]
     assert described["decoder_attention_heads"] == CONFIG.heads

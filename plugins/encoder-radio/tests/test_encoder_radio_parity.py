@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import pytest
@@ -16,10 +16,19 @@ from transformers import RadioConfig as TheirConfig
 from transformers import RadioModel
 from transformers.models.nemotron_h_omni.configuration_nemotron_h_omni import NemotronH_Omni_Reasoning_V3_Config
 from transformers.models.nemotron_h_omni.modeling_nemotron_h_omni import NemotronH_Omni_Reasoning_V3
+from transformers.models.radio.modeling_radio import RadioDropPath
 
 from mimo.hooks import CheckpointError, ConfigError
 from mimo.model import ProjectorConfig
-from mimo.model.runtime import read_hf, write_hf
+from mimo.model.runtime import (
+    DrawKeys,
+    Drawn,
+    attach_draws,
+    item_keys,
+    read_hf,
+    step_key,
+    write_hf,
+)
 from mimo.testing.comparison import check_gradients, check_rows, draw, put_gradients, saved, tensors_of
 from mimo_encoder_radio import RADIO, RadioConfig
 
@@ -138,6 +147,44 @@ def test_images_of_one_size_have_theirs(run_ranks: Callable[..., list[Any]], tmp
     run_ranks(1, _check_dense, tmp_path)
 
 
+def _check_paths(_rank: int, folder: Path) -> None:
+    model = _their(drop_path_rate=0.4, hidden_dropout_prob=0.9).train()
+    saved(model, folder)
+    pixels = _pixels([(6, 3)] * 3)
+    module, config = _ours(folder)
+    assert (config.drop_path, FAMILY.describe(config)["drop_path_rate"]) == (0.4, 0.4)
+    keys = DrawKeys(module="vision")
+    attach_draws(module, keys, device=torch.device("cpu"), draws=lambda _path: True)
+    drawn = Drawn(items=item_keys(step_key(1, 1), [4, 4, 9], [0, 1, 0]))
+    with keys.at(drawn):
+        rows = module(_items(pixels, config)).unflatten(0, (3, -1))
+    named = dict(module.named_modules())
+    layers = range(config.layers)
+    left = [named[f"layers.{layer}.{name}"] for layer in layers for name in ("attention_drop", "mlp_drop")]
+
+    def drop(x: Tensor) -> Tensor:
+        with keys.at(drawn), keys.at(keys.parts([1] * 3)), keys.at(keys.stacked(x.device)):
+            return cast("Tensor", left.pop(0)(x))
+
+    for layer in model.modules():
+        if isinstance(layer, RadioDropPath):
+            layer.forward = drop  # type: ignore[method-assign,assignment]
+    output = model(torch.stack(pixels))
+    assert not left
+    check_rows(rows, output.features)
+    gradient = torch.randn(rows.shape, generator=torch.Generator().manual_seed(1))
+    rows.backward(gradient)
+    output.features.backward(gradient)
+    _check_gradients(module, model, config, folder)
+
+
+def test_paths_are_dropped_where_the_published_encoder_drops_them(
+    run_ranks: Callable[..., list[Any]], tmp_path: Path
+) -> None:
+    """Given our masks in the order of its forward; at ``hidden_dropout_prob`` nothing is dropped, by either."""
+    run_ranks(1, _check_paths, tmp_path)
+
+
 def _check_omni(_rank: int, folder: Path) -> None:
     config = NemotronH_Omni_Reasoning_V3_Config(
         vision_config={**SMALL, "model_type": "radio", "video_temporal_patch_size": 2},
@@ -235,7 +282,7 @@ def test_nothing_that_counts_is_left_out(run_ranks: Callable[..., list[Any]], tm
         ("use_swiglu_ffn", True, r"config\.json: use_swiglu_ffn: expected False, as ours knows no other, got True"),
         ("qkv_bias", False, r"config\.json: qkv_bias: expected True, as ours knows no other, got False"),
         ("layerscale_value", 0.1, r"config\.json: layerscale_value: expected 1\.0, as ours knows no other, got 0\.1"),
-        ("drop_path_rate", 0.2, r"config\.json: drop_path_rate: expected 0\.0"),
+        ("attention_probs_dropout_prob", 0.2, r"config\.json: attention_probs_dropout_prob: expected 0\.0"),
         ("hidden_act", "mish", r"config\.json: hidden_act: expected one of gelu, .*, got 'mish'"),
     ],
 )

@@ -248,7 +248,7 @@ def test_what_is_written_is_json() -> None:
             "moe_shared_expert_intermediate_size: expected a sh",
         ),
         ("nemotron_h", {"time_step_limit": [0.0, 0.5]}, "time_step_limit: expected no limit, as time_step_min is the "),
-        ("nemotron_h", {"hidden_dropout": 0.1}, "hidden_dropout: expected 0.0"),
+        ("nemotron_h", {"attention_dropout": 0.1}, "attention_dropout: expected 0.0"),
         ("nemotron_h", {"is_causal": False}, "is_causal: expected True"),
         ("nemotron_h", {"use_bias": "false"}, "use_bias: expected true or false, got 'false'"),
         ("nemotron_h", {"mamba_num_heads": None}, "mamba_num_heads: expected a whole number, got None"),
@@ -260,6 +260,13 @@ def test_what_the_hybrid_has_not_is_refused_by_its_key(model_type: str, keys: Ma
     given = NEMOTRON if model_type == "nemotron_h" else MAMBA
     with pytest.raises(ConfigError, match=re.escape(f"config.json: {expected}")):
         family_of(model_type).settings({**given, **keys})
+
+
+def test_what_the_library_never_drops_is_passed_over() -> None:
+    """``hidden_dropout`` of Nemotron-H, of which its model knows nothing; it can be set aside all the same."""
+    family = family_of("nemotron_h")
+    assert family.settings({**NEMOTRON, "hidden_dropout": 0.1}) == family.settings(NEMOTRON)
+    assert "hidden_dropout" in family.dropout
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ from typing import Literal, get_args
 
 import attrs
 
-from mimo.hooks import ConfigError, at_least, check_at_most
+from mimo.hooks import ConfigError, at_least, check_at_most, is_rate
 from mimo.model import (
     MAX_HEADS,
     MAX_LAYERS,
@@ -58,6 +58,9 @@ class WhisperConfig:
         heads: attention heads.
         intermediate: width inside the feed-forward part.
         positions: rows of the window, 20 ms each; no clip may be longer.
+        dropout: the rate at which features are dropped in training of rows that enter the first layer, and of what
+            attention and the feed-forward part add to rows.
+        activation_dropout: likewise behind the activation of the feed-forward part.
         silence: what becomes of the rest of the window behind a clip: ``skip`` leaves it out; with ``hear`` the clip's
             rows attend to it, as the published models were trained; with ``keep`` its rows are delivered besides.
         too_long: of a clip longer than the window ``cut`` takes the beginning; ``refuse`` ends the run.
@@ -74,6 +77,8 @@ class WhisperConfig:
     heads: int = attrs.field(default=6, validator=at_least(1, where=_WHERE))
     intermediate: int = attrs.field(default=1536, validator=at_least(1, where=_WHERE))
     positions: int = attrs.field(default=1500, validator=at_least(1, where=_WHERE))
+    dropout: float = attrs.field(default=0.0, validator=is_rate(where=_WHERE))
+    activation_dropout: float = attrs.field(default=0.0, validator=is_rate(where=_WHERE))
     silence: Silence = "skip"
     too_long: TooLong = "refuse"
     stack: int = attrs.field(default=1, validator=at_least(1, where=_WHERE))

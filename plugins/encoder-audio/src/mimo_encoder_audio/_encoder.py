@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mimo.model.runtime import EncoderLayer, LayerNorm, Linear, PackedEncoder, Projector, touched_by
+from mimo.model.runtime import Dropout, EncoderLayer, LayerNorm, Linear, PackedEncoder, Projector, touched_by
 from mimo_encoder_audio._config import WhisperConfig, encoded_rows, stacked_rows
 
 _EPS = 1e-5
@@ -49,16 +49,26 @@ class AudioTransformer(PackedEncoder):
     The convolutions are products of windows of neighbours with a weight [W, taps · inputs].
     """
 
-    first_only = ("conv1", "conv2", "positions")
+    first_only = ("conv1", "conv2", "positions", "embedding_drop")
     last_only = ("norm", "projector")
 
     def __init__(self, config: WhisperConfig, hidden: int) -> None:
-        sizes = (config.width, config.heads, config.intermediate)
-        super().__init__(EncoderLayer(*sizes, eps=_EPS) for _ in range(config.layers))
+        super().__init__(
+            EncoderLayer(
+                config.width,
+                config.heads,
+                config.intermediate,
+                eps=_EPS,
+                dropout=config.dropout,
+                activation_dropout=config.activation_dropout,
+            )
+            for _ in range(config.layers)
+        )
         self.config = config
         self.conv1 = Linear(_TAPS * config.mels, config.width)
         self.conv2 = Linear(_TAPS * config.width, config.width)
         self.positions = Positions(config.positions, config.width)
+        self.embedding_drop = Dropout(config.dropout)
         self.norm = LayerNorm(config.width, eps=_EPS)
         self.projector = Projector(config.projector, config.width * config.stack, hidden)
 
@@ -117,10 +127,10 @@ class AudioTransformer(PackedEncoder):
         for rows, own in zip(places, frames.split([len(piece) for piece in pieces])[1:], strict=True):
             seen.append(_windows(own if rows.start else functional.pad(own, (0, 0, 1, 0)), stride=2))
         joined = torch.cat(seen)
-        with keys.at(keys.packed(lengths, held[: len(joined)], device=weight.device)):
-            embedded = functional.gelu(self.conv2(joined))
         table = self.positions.weight
-        embedded = embedded + torch.cat([table[:0], *(table[rows.start : rows.stop] for rows in places)])
+        positions = torch.cat([table[:0], *(table[rows.start : rows.stop] for rows in places)])
+        with keys.at(keys.packed(lengths, held[: len(joined)], device=weight.device)):
+            embedded = self.embedding_drop(functional.gelu(self.conv2(joined)) + positions)
         return self.rows.pad(embedded, total=sum(lengths))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from mimo.model import HfFamily, HfTensor, hf_no_dropout, hf_number, hf_only
+from mimo.model import HfFamily, HfTensor, hf_no_dropout, hf_number, hf_only, hf_rate
 from mimo_encoder_audio._config import WhisperConfig
 
 _SETTINGS = {
@@ -19,14 +19,19 @@ _SETTINGS = {
 _ONLY: Mapping[str, Any] = {  # what ours can't do otherwise
     "activation_function": "gelu",
 }
-_DROPOUT = ("dropout", "attention_dropout", "activation_dropout", "encoder_layerdrop")
+_RATES = ("dropout", "activation_dropout")
+"""Keys that drop features of rows, under ours' names."""
+_REFUSED = ("attention_dropout", "encoder_layerdrop")
+"""Weights of attention, and whole layers. The library leaves out a layer for all clips of a batch at once, so which
+clips train it would depend on how they are spread over ranks and microbatches."""
 
 
 def _settings(published: Mapping[str, Any]) -> Mapping[str, Any]:
     for key, value in _ONLY.items():
         hf_only(published, key, [value])
-    hf_no_dropout(published, _DROPOUT)
-    return {ours: hf_number(published, theirs) for ours, theirs in _SETTINGS.items() if theirs in published}
+    hf_no_dropout(published, _REFUSED)
+    sizes = {ours: hf_number(published, theirs) for ours, theirs in _SETTINGS.items() if theirs in published}
+    return {**sizes, **{key: hf_rate(published, key) for key in _RATES if key in published}}
 
 
 def _describe(config: WhisperConfig) -> Mapping[str, Any]:
@@ -36,7 +41,8 @@ def _describe(config: WhisperConfig) -> Mapping[str, Any]:
         {theirs: getattr(config, ours) for ours, theirs in _SETTINGS.items()}
         | decoder
         | dict(_ONLY)
-        | dict.fromkeys(_DROPOUT, 0.0)
+        | {key: getattr(config, key) for key in _RATES}
+        | dict.fromkeys(_REFUSED, 0.0)
     )
 
 
@@ -72,6 +78,6 @@ WHISPER_HF = HfFamily(
     describe=_describe,
     tensors=_tensors,
     renamed=({"": "encoder."}, {"": "model.encoder."}, {}),
-    dropout=_DROPOUT,
+    dropout=(*_RATES, *_REFUSED),
     ignored=("decoder.*", "model.decoder.*", "proj_out.weight", "projector.*", "classifier.*", "layer_weights"),
 )

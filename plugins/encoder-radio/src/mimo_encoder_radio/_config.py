@@ -7,7 +7,7 @@ from typing import Literal
 
 import attrs
 
-from mimo.hooks import ConfigError, above_zero, at_least, check_at_most
+from mimo.hooks import ConfigError, above_zero, at_least, check_at_most, is_rate
 from mimo.model import (
     MAX_HEADS,
     MAX_LAYERS,
@@ -60,6 +60,8 @@ class RadioConfig:
         intermediate: width inside the feed-forward part.
         activation: inside it.
         eps: added to variances before the root.
+        drop_path: the rate at which each layer's attention and its feed-forward part are each left out for an image or
+            a tile in training.
         positions: side of the square table of position embeddings, in patches. Each image takes a crop of it, made
             larger or smaller to its longer side.
         class_tokens: learned rows before the patches of each image, which each teacher of RADIO has one of.
@@ -89,6 +91,7 @@ class RadioConfig:
     intermediate: int = attrs.field(default=5120, validator=at_least(1, where=WHERE))
     activation: Activation = "gelu"
     eps: float = attrs.field(default=1e-6, validator=above_zero(where=WHERE))
+    drop_path: float = attrs.field(default=0.0, validator=is_rate(where=WHERE))
     positions: int = attrs.field(default=128, validator=at_least(1, where=WHERE))
     class_tokens: int = attrs.field(default=3, validator=at_least(1, where=WHERE))
     registers: int = attrs.field(default=7, validator=at_least(0, where=WHERE))

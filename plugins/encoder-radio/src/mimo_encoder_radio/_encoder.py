@@ -35,6 +35,7 @@ class Radio(PackedEncoder):
                 eps=config.eps,
                 activation=config.activation,
                 key_bias=True,
+                drop_path=config.drop_path,
             )
             for _ in range(config.layers)
         )

@@ -17,6 +17,7 @@ from mimo.model import (
     hf_no_dropout,
     hf_number,
     hf_only,
+    hf_rate,
     hf_real,
     hf_refused,
     hf_small,
@@ -37,9 +38,10 @@ _MUST_BE: Mapping[str, Any] = {
     "layerscale_value": 1.0,
 }
 """Keys of ``config.json`` with the one value that ours can do, which is also what is meant where they are missing."""
-
-
-_DROPOUT = ("attention_probs_dropout_prob", "hidden_dropout_prob", "drop_path_rate")
+_REFUSED = ("attention_probs_dropout_prob",)
+"""Keys that drop weights of attention. ``hidden_dropout_prob`` says nothing of the model: ``RadioConfig`` has it, and
+nothing in `transformers`' ``modeling_radio.py`` (5.23.0) reads it."""
+_DROPOUT = (*_REFUSED, "hidden_dropout_prob", "drop_path_rate")
 
 _LEFT_OUT: Mapping[str, Any] = {
     "hidden_size": 1280,
@@ -69,7 +71,7 @@ def radio_settings(found: Mapping[str, Any]) -> Mapping[str, Any]:
     """
     for key, value in _MUST_BE.items():
         hf_only(found, key, [value])
-    hf_no_dropout(found, _DROPOUT)
+    hf_no_dropout(found, _REFUSED)
     given = {**_LEFT_OUT, **found}
     width, patch, heads = (hf_number(given, key) for key in ("hidden_size", "patch_size", "num_attention_heads"))
     hf_only(found, "head_dim", [width // heads])
@@ -84,6 +86,7 @@ def radio_settings(found: Mapping[str, Any]) -> Mapping[str, Any]:
         "intermediate": int(width * hf_real(given, "mlp_ratio", low=0, most=_LARGEST_RATIO, above=True)),
         "activation": hf_known(given, "hidden_act", _ACTIVATIONS),
         "eps": hf_small(given, "layer_norm_eps"),
+        "drop_path": hf_rate(given, "drop_path_rate"),
         "positions": given["max_img_size"] // patch,
         "class_tokens": hf_number(given, "num_cls_tokens"),
         "registers": hf_number(given, "num_registers", low=0),
@@ -106,6 +109,7 @@ def describe_radio(config: RadioConfig) -> Mapping[str, Any]:
     return {
         **_MUST_BE,
         **dict.fromkeys(_DROPOUT, 0.0),
+        "drop_path_rate": config.drop_path,
         "hidden_size": config.width,
         "num_hidden_layers": config.layers,
         "num_attention_heads": config.heads,

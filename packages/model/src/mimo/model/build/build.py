@@ -21,7 +21,7 @@ from mimo.model.build.part import Part, distribute
 from mimo.model.build.recompute import recompute as repeat
 from mimo.model.build.trainable import build_stage, trainable_paths
 from mimo.model.build.unsupported_layers import check_layers
-from mimo.model.draws import DrawKeys, attach_draws
+from mimo.model.draws import DrawKeys, Dropout, attach_draws
 from mimo.model.layers import DefersWeightGrads, WeightGradQueue
 from mimo.model.parallel import ContextAxis, ExpertAxis, Split, TensorAxis
 from mimo.model.spec import LanguageModelSpec, Lora, ModuleSpec, Stage
@@ -139,7 +139,7 @@ def build_part(
         keys,
         device=device,
         draws=lambda path: lora is not None or not is_frozen(spec, path, frozen),
-        first=partial(_first_feature, splits, parameters, axis, experts, grid.name),
+        first=partial(_first_feature, module, splits, parameters, axis, experts, grid.name),
     )
     read_merged(module)
     names = {f"{grid.name}.{path}": path for path, _ in module.named_parameters()}
@@ -224,6 +224,7 @@ def _is_changed(spec: ModuleSpec) -> bool:
 
 
 def _first_feature(
+    module: nn.Module,
     splits: Mapping[str, Split],
     parameters: Mapping[str, nn.Parameter],
     axis: TensorAxis,
@@ -232,10 +233,13 @@ def _first_feature(
     path: str,
 ) -> int:
     """Return which of all features of its rows is the first that a part has here, which drops some of them."""
-    split = splits.get(f"{path}.down")
-    if split is None:  # no adaptation, but between layers, where every rank has all
+    part = module.get_submodule(path)
+    beside = [*path.split(".")[:-1], part.reader, "weight"] if isinstance(part, Dropout) else [path, "down"]
+    reader = ".".join(beside)
+    split = splits.get(reader)
+    if split is None:  # between layers, where every rank has all
         return 0
-    *others, inputs = parameters[f"{name}.{path}.down"].shape
+    *others, inputs = parameters[f"{name}.{reader}"].shape
     return (experts if split.experts else axis).span(inputs).start if split.dim == len(others) else 0
 
 

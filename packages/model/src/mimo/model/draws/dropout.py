@@ -93,16 +93,19 @@ class Dropout(nn.Module):
 
     Args:
         rate: the probability of each.
+        reader: the name of the linear beside it that reads what it hands on, where tensor ranks may each have a part of
+            the features; empty where all have all.
 
     Raises:
-        ConfigError: it is out of range.
+        ConfigError: the rate is out of range.
     """
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self, rate: float, *, reader: str = "") -> None:
         super().__init__()
         if not 0 <= rate < 1:
             raise ConfigError("rate", expected="a rate of 0 or more and less than 1", got=repr(rate))
         self.rate = rate
+        self.reader = reader
         self.site: Site | None = None
 
     def forward(self, x: Tensor) -> Tensor:

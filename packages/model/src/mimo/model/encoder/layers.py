@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mimo.model.attention import Segments, attend
-from mimo.model.draws import DrawKeys, DropPath
+from mimo.model.draws import DrawKeys, Dropout, DropPath
 from mimo.model.encoder.cross_attention import CrossAttention
 from mimo.model.encoder.packed_rows import PackedRows
 from mimo.model.layers import LayerNorm, Linear
@@ -79,17 +79,33 @@ class EncoderAttention(nn.Module):
 class EncoderMlp(nn.Module):
     """Two products with an activation between.
 
+    Args:
+        inputs: width of what it reads.
+        middle: width between the products.
+        outputs: width of what it makes.
+        activation: between the products.
+        bias: whether they have biases.
+        dropout: the rate at which features are dropped behind the activation in training.
+
     Attributes:
         axis: over which the middle is split.
     """
 
     def __init__(
-        self, inputs: int, middle: int, outputs: int, *, activation: Activation = "gelu", bias: bool = True
+        self,
+        inputs: int,
+        middle: int,
+        outputs: int,
+        *,
+        activation: Activation = "gelu",
+        bias: bool = True,
+        dropout: float = 0.0,
     ) -> None:
         super().__init__()
         self.up = Linear(inputs, middle, bias=bias)
         self.down = Linear(middle, outputs, bias=bias)
         self.activation: Activation = activation
+        self.drop = Dropout(dropout, reader="down")
         self.axis = TensorAxis.single()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -98,7 +114,7 @@ class EncoderMlp(nn.Module):
 
     def finish(self, middle: Tensor) -> Tensor:
         """Return [T, outputs] of the first product: cheap to compute again, beside what it keeps."""
-        return cast("Tensor", self.down(activate(middle, self.activation), leave=self.axis))
+        return cast("Tensor", self.down(self.drop(activate(middle, self.activation)), leave=self.axis))
 
 
 class EncoderLayer(nn.Module):
@@ -111,6 +127,8 @@ class EncoderLayer(nn.Module):
         eps: added to variances before the root.
         activation: inside the feed-forward part.
         key_bias: whether keys have a bias.
+        dropout: the rate at which features of what either part adds are dropped in training.
+        activation_dropout: likewise behind the activation.
         drop_path: the rate at which either part of it is left out for an item in training.
     """
 
@@ -123,20 +141,25 @@ class EncoderLayer(nn.Module):
         eps: float,
         activation: Activation = "gelu",
         key_bias: bool = False,
+        dropout: float = 0.0,
+        activation_dropout: float = 0.0,
         drop_path: float = 0.0,
     ) -> None:
         super().__init__()
         self.attention_norm = LayerNorm(width, eps=eps)
         self.attention = EncoderAttention(width, heads, key_bias=key_bias)
         self.mlp_norm = LayerNorm(width, eps=eps)
-        self.mlp = EncoderMlp(width, intermediate, width, activation=activation)
+        self.mlp = EncoderMlp(width, intermediate, width, activation=activation, dropout=activation_dropout)
+        self.attention_dropout = Dropout(dropout)
+        self.mlp_dropout = Dropout(dropout)
         self.attention_drop = DropPath(drop_path)
         self.mlp_drop = DropPath(drop_path)
 
     def forward(self, x: Tensor, segments: Segments) -> Tensor:
         """Return [T, W] of ``x`` [T, W]."""
-        x = x + self.attention_drop(self.attention(self.attention_norm(x), segments))
-        return cast("Tensor", x + self.mlp_drop(self.mlp(self.mlp_norm(x))))
+        attended = self.attention_dropout(self.attention(self.attention_norm(x), segments))
+        x = x + self.attention_drop(attended)
+        return cast("Tensor", x + self.mlp_drop(self.mlp_dropout(self.mlp(self.mlp_norm(x)))))
 
 
 class PackedEncoder(nn.Module):

@@ -99,6 +99,7 @@ NEMOTRON_H = _family(
     ({}, {"backbone.": "model."}, {"": "language_model."}),
     tensors=nemotron_tensors,
     adaptable=partial(adaptable_linears, root="model"),
+    # `NemotronHConfig` has the first, which nothing in the library's `modeling_nemotron_h.py` (5.23.0) reads.
     dropout=("hidden_dropout", "attention_dropout"),
     beside=_describe_further,
 )

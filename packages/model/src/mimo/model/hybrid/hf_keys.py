@@ -104,7 +104,6 @@ def read_nemotron(published: HfKeys) -> dict[str, Any]:
     renamed = {theirs: published[old] for old, theirs in _OLD_NAMES.items() if old in published}
     keys = {**_LEFT_OUT_OF_NEMOTRON, **published, **renamed}
     hf_only(keys, "residual_in_fp32", [False])
-    hf_no_dropout(keys, ["hidden_dropout"])
     hf_only(keys, "sliding_window", [None])
     pattern = _read_pattern(keys)
     found: dict[str, Any] = {

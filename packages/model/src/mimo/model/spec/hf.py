@@ -161,7 +161,8 @@ class HfFamily:
         adaptable: of our config, a table of linears beside which PEFT can put LoRA, by the names of the modules that
             `transformers` makes of a folder; None where these are those of ``tensors``.
         dropout: keys of ``config.json`` that say how much is dropped at random while a model is trained. ``settings``
-            refuses other values than 0 (`mimo.model.hf_no_dropout`); a user can have them set aside by name.
+            reads a rate (`mimo.model.hf_rate`), refuses any but 0 (`mimo.model.hf_no_dropout`), or passes over what the
+            library never reads; a user can have each set aside by name.
         carried: keys of ``config.json`` that are no settings of ours, and that whoever serves the model reads: whole
             numbers, lists of them or null, that an export writes again as they were.
         export_note: what whoever loads an exported folder must know, as a sentence without its dot; empty for nothing.

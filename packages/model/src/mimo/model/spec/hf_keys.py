@@ -64,6 +64,16 @@ def hf_real(keys: Mapping[str, Any], key: str, *, low: float, most: float, above
     return cast("float", value)
 
 
+def hf_rate(keys: Mapping[str, Any], key: str) -> float:
+    """Return at which rate features or paths are dropped at random; 0 where the key is not there or null."""
+    value: Any = keys.get(key)
+    if value is None:
+        return 0.0
+    if type(value) not in {int, float} or not 0 <= value < 1:
+        raise hf_refused(key, "a rate of 0 or more and less than 1", value)
+    return float(value)
+
+
 def hf_small(keys: Mapping[str, Any], key: str) -> float:
     """Return what is added below a root or a quotient: above 0, and far below what it is added to."""
     return hf_real(keys, key, low=0, most=_LARGEST_EPS, above=True)
