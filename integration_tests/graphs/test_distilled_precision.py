@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pytest
-from bounds import BF16_GRADIENTS, BF16_TERMS
+from bounds import BF16_TAUGHT_GRADIENTS, BF16_TAUGHT_TERMS
 from cases import Modules
 from jobs import CPU, make_job
 from oracle import Oracle, worst
@@ -43,7 +43,7 @@ def test_bf16_teachers_are_near_fp32(case: str, oracle: Oracle, pool: Pool) -> N
     ((wanted), *_) = pool.run(1, _terms, alone(settings))
     assert wanted
     for found in pool.run(world_of(settings), _terms, in_bf16):
-        assert found == pytest.approx(wanted, rel=BF16_TERMS)
+        assert found == pytest.approx(wanted, rel=BF16_TAUGHT_TERMS)
     truth, outcomes = oracle.truth(settings), oracle.run(in_bf16)
     squares = 0.0
     for name, gradient in truth.gradients.items():
@@ -52,4 +52,4 @@ def test_bf16_teachers_are_near_fp32(case: str, oracle: Oracle, pool: Pool) -> N
         squares += float((errors**2).sum())
     student = {**STUDENTS[case], "loss_weight": 1.0}
     by_labels = oracle.truth(table({"language": student}, microbatches=2, weights="mixed"))
-    assert math.sqrt(squares) <= BF16_GRADIENTS * max(truth.norms[0], by_labels.norms[0])
+    assert math.sqrt(squares) <= BF16_TAUGHT_GRADIENTS * max(truth.norms[0], by_labels.norms[0])
