@@ -263,7 +263,7 @@ def test_what_the_hybrid_has_not_is_refused_by_its_key(model_type: str, keys: Ma
 
 
 def test_what_the_library_never_drops_is_passed_over() -> None:
-    """``hidden_dropout`` of Nemotron-H, of which its model knows nothing; it can be set aside all the same."""
+    """``hidden_dropout`` of Nemotron-H, which its model never reads, though it can still be set aside."""
     family = family_of("nemotron_h")
     assert family.settings({**NEMOTRON, "hidden_dropout": 0.1}) == family.settings(NEMOTRON)
     assert "hidden_dropout" in family.dropout
