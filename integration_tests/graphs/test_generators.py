@@ -345,7 +345,7 @@ def test_a_run_resumes_with_its_noise_to_the_bit(pool: Pool, tmp_path: Path) -> 
 
 
 def _run_twice(rank: int, settings: Table) -> list[list[dict[str, Tensor]]]:
-    """Return the gradients of each of two steps when it is run first, and when it is run again."""
+    """Return the gradients and losses of each of two steps when it is run first, and when it is run again."""
     trainer, found = Trainer(make_job(settings), rank=rank, device=CPU), []
     for step in (1, 2):
         share, runs = trainer.accumulate(step), []
@@ -354,14 +354,26 @@ def _run_twice(rank: int, settings: Table) -> list[list[dict[str, Tensor]]]:
             parts = [module.part for module in trainer.optimizer.modules.values()]
             gradients = {name: value.grad for part in parts for name, value in part.parameters.items()}
             held = {name: Piece.of(value).values for name, value in gradients.items() if value is not None}
-            runs.append({name: torch.from_numpy(values) for name, values in held.items()})
+            sums = {
+                "loss": share.loss,
+                "rows": sum(share.rows.values()),
+                "drawn": share.extra_sums.get("drawer.loss", 0),
+            }
+            runs.append(
+                {name: torch.from_numpy(values) for name, values in held.items()}
+                | {name: torch.as_tensor(value) for name, value in sums.items()}
+            )
         trainer.update(step, share)
         found.append(runs)
     return found
 
 
-def test_a_step_that_is_run_again_draws_the_same_noise(pool: Pool) -> None:
-    """Every gradient is the same to the bit, of each step another one."""
-    for steps in pool.run(3, _run_twice, _noisy()):
+@pytest.mark.parametrize("prefetch", [False, True])
+def test_a_step_that_is_run_again_draws_the_same_noise(prefetch: bool, pool: Pool) -> None:
+    """Every gradient and loss is the same to the bit, of each step another one, also where it is made a step ahead."""
+    settings = _noisy()
+    for name in ("vision", "language") if prefetch else ():
+        settings["modules"][name] |= {"frozen": True, "prefetch": True}
+    for steps in pool.run(3, _run_twice, settings):
         assert all(same_bits(first, again) for first, again in steps)
         assert not same_bits(steps[0][0], steps[1][0])
