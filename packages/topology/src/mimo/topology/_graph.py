@@ -107,7 +107,10 @@ class Module:
         """Return the place along ``pp`` of the ranks that hold ``stage``."""
         if self.seam and stage == self.stages - 1:
             stage -= 1
-        chunk, place = divmod(stage, self.grid.pp)
+        return self._turned(*divmod(stage, self.grid.pp))
+
+    def _turned(self, chunk: int, place: int) -> int:
+        """Return a place along ``pp``, counted from the other end in chunks that lead back."""
         return self.grid.pp - 1 - place if self.placement == "v" and chunk % 2 else place
 
     def stage_ranks(self, stage: int) -> tuple[int, ...]:
@@ -116,7 +119,10 @@ class Module:
 
     def stages_at(self, pipeline_rank: int) -> tuple[int, ...]:
         """Return the stages at a place along ``pp``, one of each chunk."""
-        return tuple(stage for stage in range(self.stages) if self.pipeline_rank(stage) == pipeline_rank)
+        held = [chunk * self.grid.pp + self._turned(chunk, pipeline_rank) for chunk in range(self.chunks)]
+        if self.seam and held[-1] == self.stages - 2:
+            held.append(self.stages - 1)
+        return tuple(held)
 
     @property
     def tied_stages(self) -> tuple[int, ...]:

@@ -162,7 +162,7 @@ class MemoryBudget:
 
     def begin(self, task: Task) -> None:
         """Record that a task has begun."""
-        if task.kind == "reduce":
+        if task.kind == "reduce" or not (self._budget or self._limited):
             return
         count, cost = len(task.microbatches), task.takes
         for number in task.actors:
@@ -179,6 +179,8 @@ class MemoryBudget:
 
     def end(self, task: Task) -> None:
         """Record that a task has ended."""
+        if not self._budget:
+            return
         change = task.leaves - task.takes
         for number in task.actors:
             self._actors[number].used += change

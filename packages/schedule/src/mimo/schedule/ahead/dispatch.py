@@ -7,8 +7,8 @@ a task, and so may a task with a lower key that arrives before it would end (``p
 from __future__ import annotations
 
 import heapq
-from bisect import insort
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, insort
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 
@@ -38,70 +38,85 @@ def dispatch(tasks: TaskGraph, rule: PriorityRule, budget: int) -> Placed:
     return _Dispatch(tasks, rule, budget).run()
 
 
+@attrs.define(eq=False)
+class _Moment:
+    """What happens at one time: tasks that end, and tasks for which all that they wait for has come."""
+
+    ends: list[int] = attrs.field(factory=list)
+    arrivals: list[int] = attrs.field(factory=list)
+
+
 class _Dispatch:
-    """The state of the actors over time."""
+    """The state of the actors over time: by actor, keys of tasks that are ``ready``, those of several actors among them
+    (``joint``), and when tasks arrive that are ``coming``.
+
+    What a task waits for has begun before it has ended, so its arrival is known when the last of that begins.
+    """
 
     def __init__(self, tasks: TaskGraph, rule: PriorityRule, budget: int) -> None:
         self.tasks, self.all, self.after = tasks, tasks.tasks, tasks.after
         self.keys, self.patience = rule.keys, rule.patience
+        self.numbers = sorted(range(len(self.all)), key=self.keys.__getitem__)
         self.memory = MemoryBudget(tasks, budget, rule.limits)
         actors = len(tasks.graph.actors)
-        self.unfinished = [len(before) for before in tasks.before]
-        self.unstarted = list(self.unfinished)
+        self.waits = [len(before) for before in tasks.before]
         self.arrival: list[float] = [0] * len(self.all)
-        self.ready: list[list[tuple[int, int]]] = [[] for _ in range(actors)]
+        self.ready: list[list[int]] = [[] for _ in range(actors)]
+        self.joint: list[set[int]] = [set() for _ in range(actors)]
         self.coming: list[dict[int, float]] = [{} for _ in range(actors)]
         self.busy = [False] * actors
         self.until: list[float] = [0] * actors
-        self.events: list[tuple[float, int, int]] = []
+        self.times: list[float] = []
+        self.moments: dict[float, _Moment] = {}
         self.order: list[int] = []
 
     def run(self) -> Placed:
         """Return the tasks as placed."""
-        for number, count in enumerate(self.unfinished):
+        for number, count in enumerate(self.waits):
             if not count:
                 self._arrive(number)
         self._begin(range(len(self.busy)), 0)
-        while self.events:
-            now = self.events[0][0]
+        while self.times:
+            now = heapq.heappop(self.times)
+            moment = self.moments.pop(now)
             touched: set[int] = set()
-            while self.events and self.events[0][0] == now:
-                _, is_arrival, number = heapq.heappop(self.events)
+            for number in moment.ends:
+                self._finish(number, touched)
+            for number in moment.arrivals:
                 touched.update(self.all[number].actors)
-                if is_arrival:
-                    self._arrive(number)
-                else:
-                    self._finish(number, now, touched)
-            self._begin(touched, now)
+                self._arrive(number)
+            self._begin(sorted(touched), now)
         assert len(self.order) == len(self.all), "some tasks were never begun"
         return self.tasks.placed(self.order)
 
+    def _at(self, time: float) -> _Moment:
+        moment = self.moments.get(time)
+        if moment is None:
+            moment = self.moments[time] = _Moment()
+            heapq.heappush(self.times, time)
+        return moment
+
     def _arrive(self, number: int) -> None:
         """Record that a task waits only for its actors and their memory."""
-        for actor in self.all[number].actors:
-            insort(self.ready[actor], (self.keys[number], number))
-            self.coming[actor].pop(number, None)
+        key, actors = self.keys[number], self.all[number].actors
+        for actor in actors:
+            insort(self.ready[actor], key)
+            self.coming[actor].pop(key, None)
+            if len(actors) > 1:
+                self.joint[actor].add(number)
 
-    def _finish(self, number: int, now: float, touched: set[int]) -> None:
+    def _finish(self, number: int, touched: set[int]) -> None:
         task = self.all[number]
         self.memory.end(task)
+        touched.update(task.actors)
         for actor in task.actors:
             self.busy[actor] = False
-            for _, other in self.ready[actor]:  # an idle actor may wait for this one
-                if len(self.all[other].actors) > 1:
-                    touched.update(self.all[other].actors)
-        for later, _ in self.after[number]:
-            touched.update(self.all[later].actors)
-            self.unfinished[later] -= 1
-            if not self.unfinished[later]:
-                if self.arrival[later] <= now:
-                    self._arrive(later)
-                else:
-                    heapq.heappush(self.events, (self.arrival[later], 1, later))
+            for other in self.joint[actor]:  # an idle actor may wait for this one
+                touched.update(self.all[other].actors)
 
-    def _begin(self, actors: Sequence[int] | range | set[int], now: float) -> None:
+    def _begin(self, actors: Iterable[int], now: float) -> None:
         """Begin what can begin on these actors."""
-        for actor in sorted(actors):
+        for actor in actors:
             if not self.busy[actor] and self.ready[actor]:
                 number = self._choose(actor, now)
                 if number is not None:
@@ -109,8 +124,9 @@ class _Dispatch:
 
     def _choose(self, actor: int, now: float) -> int | None:
         """Return the first task that an idle actor can begin and need not delay."""
-        awaited = [(self.keys[number], when) for number, when in self.coming[actor].items()] if self.patience else []
-        for key, number in self.ready[actor]:
+        awaited = list(self.coming[actor].items())
+        for key in self.ready[actor]:
+            number = self.numbers[key]
             task = self.all[number]
             if len(task.actors) > 1 and any(self.busy[other] for other in task.actors):
                 awaited.append((key, max(self.until[other] for other in task.actors)))
@@ -124,18 +140,27 @@ class _Dispatch:
         return None
 
     def _start(self, number: int, now: float) -> None:
-        task = self.all[number]
+        task, key = self.all[number], self.keys[number]
         finish = now + task.seconds
         self.order.append(number)
         self.memory.begin(task)
         for actor in task.actors:
-            self.ready[actor].remove((self.keys[number], number))
+            ready = self.ready[actor]
+            del ready[bisect_left(ready, key)]
+            self.joint[actor].discard(number)
             self.busy[actor] = True
             self.until[actor] = finish
         for later, lag in self.after[number]:
-            self.unstarted[later] -= 1
             self.arrival[later] = max(self.arrival[later], finish + lag)
-            if not self.unstarted[later] and self.patience:
-                for actor in self.all[later].actors:
-                    self.coming[actor][later] = self.arrival[later]
-        heapq.heappush(self.events, (finish, 0, number))
+            self.waits[later] -= 1
+            if not self.waits[later]:
+                self._await(later)
+        self._at(finish).ends.append(number)
+
+    def _await(self, number: int) -> None:
+        """Record when a task arrives; actors with patience take it into account until then."""
+        arrival = self.arrival[number]
+        self._at(arrival).arrivals.append(number)
+        if self.patience:
+            for actor in self.all[number].actors:
+                self.coming[actor][self.keys[number]] = arrival

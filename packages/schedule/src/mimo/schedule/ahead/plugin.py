@@ -15,7 +15,7 @@ from mimo.hooks import ConfigError, hookimpl, must_be
 from mimo.schedule.ahead.budget import smallest_budget
 from mimo.schedule.ahead.rules import shortest
 from mimo.schedule.ahead.task_builder import tasks_of
-from mimo.schedule.ahead.tasks import Placed, TaskGraph
+from mimo.schedule.ahead.tasks import Placed, Task, TaskGraph
 from mimo.schedule.plan import Costs, Plan, ScheduleSpec, Timed, assemble
 from mimo.topology import ModuleGraph
 
@@ -73,34 +73,39 @@ def _timed(tasks: TaskGraph, placed: Placed) -> Iterator[Timed]:
     for index, number in enumerate(placed.order):
         task = tasks.tasks[number]
         if number not in left_out:
-            parts = (number, *joined.get(number, ()))
+            finish = max(placed.starts[part] + tasks.tasks[part].seconds for part in (number, *joined.get(number, ())))
             yield Timed(
                 kind="backward" if number in joined else task.kind,
                 stage=task.stage,
                 microbatches=task.microbatches,
                 start=placed.starts[number] + index * moment,
-                finish=max(placed.starts[part] + tasks.tasks[part].seconds for part in parts) + (index + 0.5) * moment,
+                finish=finish + (index + 0.5) * moment,
                 actors=task.actors,
             )
 
 
 def _joined(tasks: TaskGraph, placed: Placed) -> Mapping[int, Collection[int]]:
     """Return split backwards whose parts follow each other on every actor, if nobody waits for the input gradient."""
-    following: dict[int, dict[int, int]] = {}
+    following: dict[int, set[int]] = {number: set() for number, task in enumerate(tasks.tasks) if _is_first(task)}
     last: dict[int, int] = {}
     for number in placed.order:
         for actor in tasks.tasks[number].actors:
-            following.setdefault(last.get(actor, -1), {})[actor] = number
+            if (behind := following.get(last.get(actor, -1))) is not None:
+                behind.add(number)
             last[actor] = number
     result: dict[int, Collection[int]] = {}
-    for number, task in enumerate(tasks.tasks):
-        if task.kind == "input-gradient":
-            later = [other for other, _ in tasks.after[number]]
+    for number, behind in following.items():
+        later = [other for other, _ in tasks.after[number]]
+        if all(tasks.tasks[other].stage == tasks.tasks[number].stage for other in later):
             weights = [other for other in later if tasks.tasks[other].kind == "weight-gradient"]
-            waiting = any(tasks.tasks[other].stage != task.stage for other in later)
-            if not waiting and set(weights) == set(following.get(number, {}).values()):
+            if behind == set(weights):
                 result[number] = weights
     return result
+
+
+def _is_first(task: Task) -> bool:
+    """Return whether a task is the first part of a split backward."""
+    return task.kind == "input-gradient"
 
 
 @hookimpl

@@ -10,6 +10,11 @@ from mimo.schedule.ahead.tasks import Task, TaskGraph, is_made_ahead
 from mimo.schedule.plan import ActionKind, Costs, Wiring
 from mimo.topology import Edge, ModuleGraph, StageId
 
+_Need = tuple[int, float]
+"""A task that another waits for, and the seconds of its message."""
+_Message = tuple[Sequence[int], int, float]
+"""The task that sends each microbatch along an edge, the first microbatch, and the seconds of one."""
+
 
 def tasks_of(graph: ModuleGraph, microbatches: int, costs: Costs) -> TaskGraph:
     """Return the tasks of a step of ``microbatches`` microbatches."""
@@ -54,15 +59,12 @@ class _Builder:
 
     def _forwards(self, stage: StageId, actors: tuple[int, ...]) -> list[int]:
         cost, backward = self.costs.stages[stage], stage in self.wiring.backward
+        each = 0 if is_made_ahead(self.graph, stage) else cost.activations
+        edges = [edge for edge in self.wiring.inputs[stage] if not self.wiring.is_handed_on(edge)]
+        messages = [message for edge in edges for message in self._messages(edge, self.forwards[edge.source])]
         places: list[int] = []
         for microbatches in self._passes(stage):
-            needs = [
-                need
-                for edge in self.wiring.inputs[stage]
-                if not self.wiring.is_handed_on(edge)
-                for need in self._arrivals(edge, self.forwards[edge.source], microbatches)
-            ]
-            takes = 0 if is_made_ahead(self.graph, stage) else cost.activations * len(microbatches)
+            takes = each * len(microbatches)
             number = self._add(
                 Task(
                     kind="forward",
@@ -73,7 +75,7 @@ class _Builder:
                     takes=takes,
                     leaves=takes if backward else 0,
                 ),
-                [*needs, *((earlier, 0) for earlier in places[-1:])],
+                [*self._arrivals(messages, microbatches), *((earlier, 0) for earlier in places[-1:])],
             )
             places += [number] * len(microbatches)
         return places
@@ -82,6 +84,8 @@ class _Builder:
         cost, trains = self.costs.stages[stage], self.wiring.trains(stage)
         last: list[int] = []
         self.gradients[stage] = {}
+        edges = [edge for edge in self.wiring.outputs[stage] if edge.gradient]
+        messages = [message for edge in edges for message in self._messages(edge, self.gradients[edge.target])]
         for actors in self.wiring.meetings[stage]:
             places: list[int] = []
             # Each actor multiplies what it has, unless the gradients are distributed inside the weight gradient.
@@ -92,7 +96,12 @@ class _Builder:
             for microbatches in self._passes(stage):
                 count = len(microbatches)
                 split = trains and cost.seconds("weight-gradient", count) > 0
-                number = self._gradient(stage, microbatches, actors, split=split, before=places[-1:])
+                needs = [
+                    *self._arrivals(messages, microbatches),
+                    (self.forwards[stage][actors][microbatches[0]], 0),
+                    *((earlier, 0) for earlier in places[-1:]),
+                ]
+                number = self._gradient(stage, microbatches, actors, needs, split=split)
                 places += [number] * count
                 if split:
                     for owners, earlier in weights.items():
@@ -110,9 +119,9 @@ class _Builder:
         stage: StageId,
         microbatches: tuple[int, ...],
         actors: tuple[int, ...],
+        before: list[_Need],
         *,
         split: bool,
-        before: Sequence[int],
     ) -> int:
         """Add the backward of a pass, or if it is split its first part."""
         cost, count = self.costs.stages[stage], len(microbatches)
@@ -126,14 +135,7 @@ class _Builder:
             takes=cost.recomputed * count,
             leaves=(cost.weight_inputs * split - cost.activations) * count,
         )
-        needs = [
-            need
-            for edge in self.wiring.outputs[stage]
-            if edge.gradient
-            for need in self._arrivals(edge, self.gradients[edge.target], microbatches)
-        ]
-        forward = self.forwards[stage][actors][microbatches[0]]
-        return self._add(task, [*needs, (forward, 0), *((earlier, 0) for earlier in before)])
+        return self._add(task, before)
 
     def _weights(self, gradient: int, actors: tuple[int, ...], before: Sequence[int]) -> int:
         first = self.tasks[gradient]
@@ -151,16 +153,21 @@ class _Builder:
     def _passes(self, stage: StageId) -> tuple[tuple[int, ...], ...]:
         return self.wiring.passes(stage.module, self.microbatches)
 
-    def _arrivals(
-        self, edge: Edge, senders: Mapping[tuple[int, ...], Sequence[int]], microbatches: Sequence[int]
-    ) -> Iterator[tuple[int, float]]:
-        """Yield the tasks that send these microbatches along an edge, with the time until the pass has arrived."""
+    def _messages(self, edge: Edge, senders: Mapping[tuple[int, ...], Sequence[int]]) -> Iterator[_Message]:
+        """Yield how each set of actors sends along an edge, given the task that holds each microbatch."""
         seconds, first = self.costs.message(self.graph, edge), self.wiring.first(edge.source, self.microbatches)
         for places in senders.values():
-            for number in dict.fromkeys(places[microbatch - first] for microbatch in microbatches):
-                yield number, seconds * sum(sent <= microbatches[-1] for sent in self.tasks[number].microbatches)
+            yield places, first, seconds
 
-    def _add(self, task: Task, before: list[tuple[int, float]]) -> int:
+    def _arrivals(self, messages: Sequence[_Message], microbatches: Sequence[int]) -> Iterator[_Need]:
+        """Yield the tasks that send these microbatches, each with the time until what the pass needs has arrived."""
+        begin, last = microbatches[0], microbatches[-1]
+        for places, first, seconds in messages:
+            for number in dict.fromkeys(places[begin - first : last - first + 1]):
+                sent = self.tasks[number].microbatches
+                yield number, seconds * min(len(sent), last - sent[0] + 1)
+
+    def _add(self, task: Task, before: list[_Need]) -> int:
         self.tasks.append(task)
         self.before.append(before)
         return len(self.tasks) - 1

@@ -99,7 +99,9 @@ class TaskGraph:
         """The seconds from the start of each task to the end of the step, if there were actors for all."""
         tails: list[float] = [0] * len(self.tasks)
         for number in reversed(self.sources_first):
-            rest = max((lag + tails[later] for later, lag in self.after[number]), default=0)
+            rest: float = 0
+            for later, lag in self.after[number]:
+                rest = max(rest, lag + tails[later])
             tails[number] = self.tasks[number].seconds + rest
         return tails
 
@@ -108,16 +110,20 @@ class TaskGraph:
         """The seconds before each task could start, if there were actors for all."""
         heads: list[float] = [0] * len(self.tasks)
         for number in self.sources_first:
-            ends = (heads[earlier] + self.tasks[earlier].seconds + lag for earlier, lag in self.before[number])
-            heads[number] = max(ends, default=0)
+            end = heads[number] + self.tasks[number].seconds
+            for later, lag in self.after[number]:
+                heads[later] = max(heads[later], end + lag)
         return heads
 
     @cached_property
     def bound(self) -> float:
         """A lower bound of the step in seconds: the longest path, an actor's work with its shortest head and tail."""
         bound = max((head + tail for head, tail in zip(self.heads, self.tails, strict=True)), default=0)
-        for actor in range(len(self.graph.actors)):
-            own = [number for number, task in enumerate(self.tasks) if actor in task.actors]
+        owned: list[list[int]] = [[] for _ in self.graph.actors]
+        for number, task in enumerate(self.tasks):
+            for actor in task.actors:
+                owned[actor].append(number)
+        for own in owned:
             work = sum(self.tasks[number].seconds for number in own)
             rest = min(self.tails[number] - self.tasks[number].seconds for number in own)
             bound = max(bound, min(self.heads[number] for number in own) + work + rest)
@@ -138,18 +144,18 @@ class TaskGraph:
         """Return tasks placed in time: each actor does its tasks in this order, as soon as it can."""
         free: list[float] = [0] * len(self.graph.actors)
         starts: list[float] = [0] * len(self.tasks)
-        end: float = 0
-        for number in order:
+        for number in order:  # what waits for a task stands behind it
             task = self.tasks[number]
-            start = max(free[actor] for actor in task.actors)
-            for earlier, lag in self.before[number]:
-                start = max(start, starts[earlier] + self.tasks[earlier].seconds + lag)
+            start = starts[number]
+            for actor in task.actors:
+                start = max(start, free[actor])
             starts[number] = start
             finish = start + task.seconds
             for actor in task.actors:
                 free[actor] = finish
-            end = max(end, finish)
-        return Placed(starts=starts, order=sorted(order, key=starts.__getitem__), end=end)
+            for later, lag in self.after[number]:
+                starts[later] = max(starts[later], finish + lag)
+        return Placed(starts=starts, order=sorted(order, key=starts.__getitem__), end=max(free, default=0))
 
 
 def is_made_ahead(graph: ModuleGraph, stage: StageId) -> bool:

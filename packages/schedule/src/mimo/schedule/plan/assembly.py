@@ -11,6 +11,7 @@ the last of them is done. An actor that is both ends lists its receive and right
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from operator import itemgetter
 
@@ -51,8 +52,10 @@ class Timed:
 
 _Holders = Mapping[StageId, Sequence[int]]
 _EventKey = tuple[float, ...]
-_Event = tuple[_EventKey, Action, Sequence[int]]
-"""Its key in the total order, the action, and the actors that do it."""
+_Part = tuple[Action, Sequence[int]]
+"""An action, and the actors that do it."""
+_Event = tuple[_EventKey, tuple[_Part, ...]]
+"""Its key in the total order, and its parts: of a message the receive and the send."""
 
 
 def assemble(schedule: str, graph: ModuleGraph, microbatches: int, computations: Iterable[Timed]) -> Plan:
@@ -89,9 +92,10 @@ def assemble(schedule: str, graph: ModuleGraph, microbatches: int, computations:
         *_reduce_events(graph, placed, holders),
     ]
     lists: list[list[Action]] = [[] for _ in graph.actors]
-    for _, action, actors in sorted(events, key=itemgetter(0)):
-        for index in actors:
-            lists[index].append(action)
+    for _, parts in sorted(events, key=itemgetter(0)):
+        for action, actors in parts:
+            for index in actors:
+                lists[index].append(action)
     return Plan(
         schedule=schedule,
         microbatches=microbatches,
@@ -108,7 +112,7 @@ def _compute_events(graph: ModuleGraph, placed: Sequence[Timed], holders: _Holde
         if timed.kind in COMPUTATIONS:
             place = _place(timed.finish, numbers[timed.stage], is_backward=timed.kind != "forward")
             actors = holders[timed.stage] if timed.actors is None else timed.actors
-            yield (*place, 0, timed.microbatches[0]), timed.action, actors
+            yield (*place, 0, timed.microbatches[0]), ((timed.action, actors),)
 
 
 def _place(finish: float, stage: int, *, is_backward: bool) -> _EventKey:
@@ -134,8 +138,8 @@ def _message_events(graph: ModuleGraph, placed: Sequence[Timed], holders: _Holde
             ways.append((edge.target, edge.source, True))
         for sender, receiver, is_backward in ways:
             for microbatch, finish in ends.get((sender, is_backward), {}).items():
-                place = (*_place(finish, numbers[sender], is_backward=is_backward), 1, number)
-                yield from _message(place, edge, sender, receiver, microbatch, holders)
+                place = (*_place(finish, numbers[sender], is_backward=is_backward), 1, number, microbatch)
+                yield place, _message(edge, sender, receiver, microbatch, holders)
 
 
 def _earlier_rows_events(
@@ -155,19 +159,18 @@ def _earlier_rows_events(
         if wiring.is_handed_on(edge):
             passes = sorted(begins[edge.target])
             for before, served in zip(passes[:1] + passes, passes, strict=False):
-                place = (begins[edge.target][before], _EARLIER_ROWS, number)
+                begin = begins[edge.target][before]
                 for microbatch in served:
-                    yield from _message(place, edge, edge.source, edge.target, microbatch, holders)
+                    message = _message(edge, edge.source, edge.target, microbatch, holders)
+                    yield (begin, _EARLIER_ROWS, number, microbatch), message
 
 
-def _message(
-    place: _EventKey, edge: Edge, sender: StageId, receiver: StageId, microbatch: int, holders: _Holders
-) -> Iterator[_Event]:
-    """Yield both halves of a message of one microbatch."""
-    halves: Sequence[tuple[ActionKind, StageId]] = (("receive", receiver), ("send", sender))
-    for half, (kind, stage) in enumerate(halves):
-        action = Action(kind=kind, module=stage.module, stage=stage.stage, microbatches=(microbatch,), edge=edge.name)
-        yield (*place, microbatch, half), action, holders[stage]
+def _message(edge: Edge, sender: StageId, receiver: StageId, microbatch: int, holders: _Holders) -> tuple[_Part, _Part]:
+    """Return both halves of a message of one microbatch."""
+    served, name = (microbatch,), edge.name
+    receive = Action(kind="receive", module=receiver.module, stage=receiver.stage, microbatches=served, edge=name)
+    send = Action(kind="send", module=sender.module, stage=sender.stage, microbatches=served, edge=name)
+    return (receive, holders[receiver]), (send, holders[sender])
 
 
 def _reduce_events(graph: ModuleGraph, placed: Sequence[Timed], holders: _Holders) -> Iterator[_Event]:
@@ -176,17 +179,22 @@ def _reduce_events(graph: ModuleGraph, placed: Sequence[Timed], holders: _Holder
     Each comes behind what its actors compute by then: they would wait for each other in the middle of that.
     """
     ends: dict[StageId, float] = {}
-    spans: dict[int, list[tuple[float, float]]] = {}
+    spans: list[list[tuple[float, float]]] = [[] for _ in graph.actors]
     for timed in placed:
         end = timed.start if timed.kind == "reduce" else timed.finish
         ends[timed.stage] = max(ends.get(timed.stage, 0), end)
         if timed.kind in COMPUTATIONS:
             for actor in holders[timed.stage] if timed.actors is None else timed.actors:
-                spans.setdefault(actor, []).append((timed.start, timed.finish))
+                spans[actor].append((timed.start, timed.finish))
+    for own in spans:
+        own.sort()
 
     def behind(end: float, stages: Iterable[StageId]) -> float:
-        actors = {actor for stage in stages for actor in holders[stage]}
-        return max([end, *(finish for actor in actors for start, finish in spans[actor] if start < end < finish)])
+        latest = end
+        for actor in {actor for stage in stages for actor in holders[stage]}:
+            if begun := bisect_left(spans[actor], (end,)):  # of those that begin before, only the last may end later
+                latest = max(latest, spans[actor][begun - 1][1])
+        return latest
 
     for number, module in enumerate(graph.modules):
         if tied_stages := [StageId(module.name, stage) for stage in module.tied_stages]:
@@ -194,10 +202,10 @@ def _reduce_events(graph: ModuleGraph, placed: Sequence[Timed], holders: _Holder
             ends |= dict.fromkeys(tied_stages, end)
             for stage in tied_stages:
                 action = _reduce(stage, edge=tied_edge(module.name))
-                yield (end, _REDUCE, 0, number, stage.stage), action, holders[stage]
+                yield (end, _REDUCE, 0, number, stage.stage), ((action, holders[stage]),)
     for number, stage in enumerate(graph.stages):
         if graph.by_name[stage.module].trains[stage.stage]:
-            yield (behind(ends[stage], [stage]), _REDUCE, 1, number), _reduce(stage), holders[stage]
+            yield (behind(ends[stage], [stage]), _REDUCE, 1, number), ((_reduce(stage), holders[stage]),)
 
 
 def _reduce(stage: StageId, *, edge: str | None = None) -> Action:

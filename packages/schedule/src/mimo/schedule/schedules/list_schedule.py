@@ -156,7 +156,7 @@ class _ListScheduler:
 
     def _begin(self, touched: Iterable[int]) -> Iterator[Timed]:
         """Begin passes on these actors, by priority."""
-        rows = [self._rows[number] for number in sorted(touched)]
+        rows = [row for row in map(self._rows.__getitem__, sorted(touched)) if self._has_free(row)]
         ready = [(self._rules.priority(wanted), row, wanted) for row in rows for wanted in row.candidates()]
         for key, row, wanted in sorted(ready, key=lambda candidate: candidate[0]):
             if self._take(key, row):
@@ -172,6 +172,9 @@ class _ListScheduler:
                     finish=finish,
                     actors=row.actors,
                 )
+
+    def _has_free(self, row: _PipelineActors) -> bool:
+        return not all(self._busy[actor] for actor in row.actors)
 
     def _take(self, key: Key, row: _PipelineActors) -> bool:
         """Occupy a row's actors if all are free and none is claimed by a lower key; otherwise claim the free ones."""

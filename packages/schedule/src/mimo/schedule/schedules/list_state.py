@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import attrs
 
@@ -10,8 +11,7 @@ from mimo.schedule.plan import ActionKind, Wiring
 from mimo.topology import ModuleGraph, StageId
 
 
-@attrs.frozen
-class Pass:
+class Pass(NamedTuple):
     """A computation of one stage that is to be placed, with the microbatches of its pass."""
 
     kind: ActionKind

@@ -167,14 +167,17 @@ def soonest_free(graph: ModuleGraph) -> Callable[[Pass], tuple[int, ...]]:
     the sink. Passes for the next step go last.
     """
     distance = stages_to_sink(graph)
-    number = {stage: number for number, stage in enumerate(graph.stages)}
+    facts = {
+        stage: (graph.by_name[stage.module].prefetch, distance[stage], number)
+        for number, stage in enumerate(graph.stages)
+    }
 
     def key(wanted: Pass) -> tuple[int, ...]:
-        first, far = wanted.microbatches[0], distance[wanted.stage]
-        if graph.by_name[wanted.stage.module].prefetch:
-            return (3, first, 0, far, number[wanted.stage])
+        first, (prefetch, far, number) = wanted.microbatches[0], facts[wanted.stage]
+        if prefetch:
+            return (3, first, 0, far, number)
         if wanted.kind == "forward":
-            return (1, first - far, first, far, number[wanted.stage])
-        return (2 if wanted.kind == "weight-gradient" else 0, first, 0, far, number[wanted.stage])
+            return (1, first - far, first, far, number)
+        return (2 if wanted.kind == "weight-gradient" else 0, first, 0, far, number)
 
     return key
