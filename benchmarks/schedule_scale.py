@@ -77,7 +77,10 @@ CASES: tuple[tuple[str, Callable[[int], ModuleGraph], str, int], ...] = (
     ("three modules, interleaved", three_modules, "interleaved", 2),
     ("three modules, zero-bubble", three_modules, "zero-bubble", 1),
     ("seven modules, 1f1b", seven_modules, "1f1b", 1),
+    ("seven modules, interleaved", seven_modules, "interleaved", 2),
     ("seven modules, zero-bubble", seven_modules, "zero-bubble", 1),
+    ("seven modules, gpipe", seven_modules, "gpipe", 1),
+    ("seven modules, ahead", seven_modules, "ahead", 1),
     ("1,024 stages, 1f1b", one_pipeline, "1f1b", 1),
 )
 """What, its graph, schedule and chunks."""

@@ -22,7 +22,7 @@ class PriorityRule:
     """How to choose among tasks.
 
     Args:
-        keys: priority of each task, the lowest first, all different.
+        keys: the place of each task among all, counted from 0; the lowest goes first.
         patience: a task is delayed if one with a lower key arrives within this share of its time.
         limits: for some stages, the microbatches in flight, including those that wait for weight gradients; a step done
             in turns (`turns`) may have more.
@@ -47,16 +47,18 @@ class _Moment:
 
 
 class _Dispatch:
-    """The state of the actors over time: by actor, keys of tasks that are ``ready``, those of several actors among them
-    (``joint``), and when tasks arrive that are ``coming``.
+    """The state of the actors over time.
 
-    What a task waits for has begun before it has ended, so its arrival is known when the last of that begins.
+    By actor it has the keys of tasks that are ``ready``, the numbers of those among them that have several actors
+    (``joint``), and by key when tasks arrive that are ``coming``: known as soon as all that they wait for has begun.
     """
 
     def __init__(self, tasks: TaskGraph, rule: PriorityRule, budget: int) -> None:
         self.tasks, self.all, self.after = tasks, tasks.tasks, tasks.after
         self.keys, self.patience = rule.keys, rule.patience
-        self.numbers = sorted(range(len(self.all)), key=self.keys.__getitem__)
+        self.numbers = [0] * len(self.all)
+        for number, key in enumerate(self.keys):
+            self.numbers[key] = number
         self.memory = MemoryBudget(tasks, budget, rule.limits)
         actors = len(tasks.graph.actors)
         self.waits = [len(before) for before in tasks.before]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from operator import itemgetter
 
 import attrs
@@ -179,22 +180,13 @@ def _reduce_events(graph: ModuleGraph, placed: Sequence[Timed], holders: _Holder
     Each comes behind what its actors compute by then: they would wait for each other in the middle of that.
     """
     ends: dict[StageId, float] = {}
-    spans: list[list[tuple[float, float]]] = [[] for _ in graph.actors]
     for timed in placed:
         end = timed.start if timed.kind == "reduce" else timed.finish
         ends[timed.stage] = max(ends.get(timed.stage, 0), end)
-        if timed.kind in COMPUTATIONS:
-            for actor in holders[timed.stage] if timed.actors is None else timed.actors:
-                spans[actor].append((timed.start, timed.finish))
-    for own in spans:
-        own.sort()
+    works = _works(graph, placed, holders)
 
     def behind(end: float, stages: Iterable[StageId]) -> float:
-        latest = end
-        for actor in {actor for stage in stages for actor in holders[stage]}:
-            if begun := bisect_left(spans[actor], (end,)):  # of those that begin before, only the last may end later
-                latest = max(latest, spans[actor][begun - 1][1])
-        return latest
+        return max(works[actor].behind(end) for stage in stages for actor in holders[stage])
 
     for number, module in enumerate(graph.modules):
         if tied_stages := [StageId(module.name, stage) for stage in module.tied_stages]:
@@ -206,6 +198,31 @@ def _reduce_events(graph: ModuleGraph, placed: Sequence[Timed], holders: _Holder
     for number, stage in enumerate(graph.stages):
         if graph.by_name[stage.module].trains[stage.stage]:
             yield (behind(ends[stage], [stage]), _REDUCE, 1, number), ((_reduce(stage), holders[stage]),)
+
+
+@attrs.frozen
+class _Work:
+    """When an actor computes: ``starts``, ascending, and for each when it has finished that and all before."""
+
+    starts: Sequence[float]
+    finishes: Sequence[float]
+
+    def behind(self, end: float) -> float:
+        """Return when the actor has finished what it begins before ``end``; no earlier than that."""
+        begun = bisect_left(self.starts, end)
+        return max(end, self.finishes[begun - 1]) if begun else end
+
+
+def _works(graph: ModuleGraph, placed: Sequence[Timed], holders: _Holders) -> list[_Work]:
+    spans: list[list[tuple[float, float]]] = [[] for _ in graph.actors]
+    for timed in placed:
+        if timed.kind in COMPUTATIONS:
+            for actor in holders[timed.stage] if timed.actors is None else timed.actors:
+                spans[actor].append((timed.start, timed.finish))
+    return [
+        _Work([start for start, _ in own], list(accumulate((finish for _, finish in own), max)))
+        for own in map(sorted, spans)
+    ]
 
 
 def _reduce(stage: StageId, *, edge: str | None = None) -> Action:
