@@ -183,10 +183,10 @@ def _reduce_events(graph: ModuleGraph, placed: Sequence[Timed], holders: _Holder
     for timed in placed:
         end = timed.start if timed.kind == "reduce" else timed.finish
         ends[timed.stage] = max(ends.get(timed.stage, 0), end)
-    works = _works(graph, placed, holders)
+    busy = _busy(graph, placed, holders)
 
     def behind(end: float, stages: Iterable[StageId]) -> float:
-        return max(works[actor].behind(end) for stage in stages for actor in holders[stage])
+        return max(busy[actor].behind(end) for stage in stages for actor in holders[stage])
 
     for number, module in enumerate(graph.modules):
         if tied_stages := [StageId(module.name, stage) for stage in module.tied_stages]:
@@ -201,7 +201,7 @@ def _reduce_events(graph: ModuleGraph, placed: Sequence[Timed], holders: _Holder
 
 
 @attrs.frozen
-class _Work:
+class _Busy:
     """When an actor computes: ``starts``, ascending, and for each when it has finished that and all before."""
 
     starts: Sequence[float]
@@ -213,14 +213,14 @@ class _Work:
         return max(end, self.finishes[begun - 1]) if begun else end
 
 
-def _works(graph: ModuleGraph, placed: Sequence[Timed], holders: _Holders) -> list[_Work]:
+def _busy(graph: ModuleGraph, placed: Sequence[Timed], holders: _Holders) -> list[_Busy]:
     spans: list[list[tuple[float, float]]] = [[] for _ in graph.actors]
     for timed in placed:
         if timed.kind in COMPUTATIONS:
             for actor in holders[timed.stage] if timed.actors is None else timed.actors:
                 spans[actor].append((timed.start, timed.finish))
     return [
-        _Work([start for start, _ in own], list(accumulate((finish for _, finish in own), max)))
+        _Busy([start for start, _ in own], list(accumulate((finish for _, finish in own), max)))
         for own in map(sorted, spans)
     ]
 
