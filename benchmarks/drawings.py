@@ -3,8 +3,8 @@
 The model is `examples/digits-draw.toml`, trained here or before (``--run``). A classifier that is trained on the real
 digits of the model's training reads the drawings, and digits that neither has seen. Distances are Euclidean, of pixels
 from 0 to 1. Printed are the share of drawings that are read as asked, and of real digits; the spread of drawings of a
-digit about their mean over that of real ones, the mean of all digits and the least of any; and the share of drawings that are nearer to a
-picture of the training than 99% of the real ones that it has not seen: copies would be.
+digit about their mean over that of real ones, the mean of all digits and the least of any; and the share of drawings
+that are nearer to a picture of the training than 99% of the real ones that it has not seen: copies would be.
 ``nox -s bench -- drawings [--run FOLDER] [--sheet FILE] [--drawings N]`` prints them, and as its last line one JSON
 object; ``--sheet`` keeps a picture of drawings, and real digits below them.
 """

@@ -30,7 +30,7 @@ from mimo.launch import ProcessInfo
 from mimo.model.runtime import DeferredWeightGrads, Part, WeightGradQueue
 from mimo.optimizer import Phase
 from mimo.optimizer.runtime import LocalStats
-from mimo.schedule import Costs, Seconds, StageCost, simulate
+from mimo.schedule import Costs, PlanPhase, Seconds, StageCost, simulate
 from mimo.schedule.runtime import LOSS, Record
 from mimo.topology import StageId
 from mimo.trainer import Job, Trainer, read_settings, resolve
@@ -211,13 +211,19 @@ class Sleeper(Program):
         self.anchor = torch.zeros(1, 1, requires_grad=job.graph.by_name[stage.module].trains[stage.stage])
         self.width = job.width(self._outputs_of[0]) if self._outputs_of else 1
 
-    def begin(self, data: NumberedData, *, scores: bool, following: NumberedData | None = None) -> None:
+    def begin(
+        self,
+        data: NumberedData,
+        *,
+        scores: bool,
+        following: NumberedData | None = None,
+        phase: PlanPhase = "both",  # noqa: ARG002 - it counts nothing
+    ) -> None:
         """Take the samples of the step to come."""
         assert not scores
         self._data = data.data
         steps = (data, *(() if following is None else (following,)))
         self._microbatches = tuple(batch for step in steps for batch in step.data.microbatches)
-        self.predictions = []
 
     def share(self) -> LocalStats:
         """Return nothing."""

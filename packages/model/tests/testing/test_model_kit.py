@@ -261,7 +261,7 @@ class DropsOut(Pairs):
 
     def __init__(self, hidden: int) -> None:
         super().__init__(hidden)
-        self.projector.drop = nn.Dropout(0.1)
+        self.projector.spill = nn.Dropout(0.1)
 
 
 class Muted(Pairs):
