@@ -332,7 +332,7 @@ FAULTS: Mapping[str, tuple[Callable[[], EncoderSpec], str, str]] = {
     "dropout": (
         lambda: spec_of(DropsOut),
         "build",
-        "would depend on the layout, got Dropout at projector.drop. Set its probability to 0, or use",
+        "would depend on the layout, got Dropout at projector.spill. Set its probability to 0, or use",
     ),
     "items changed in place": (lambda: spec_of(Scribbles), "items", "it changed 'values' of item 0; work on a copy"),
     "an error with one item": (

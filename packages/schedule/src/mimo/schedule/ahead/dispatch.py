@@ -39,7 +39,7 @@ def dispatch(tasks: TaskGraph, rule: PriorityRule, budget: int) -> Placed:
 
 
 @attrs.define(eq=False)
-class _Moment:
+class _Instant:
     """What happens at one time: tasks that end, and tasks for which all that they wait for has come."""
 
     ends: list[int] = attrs.field(factory=list)
@@ -69,7 +69,7 @@ class _Dispatch:
         self.busy = [False] * actors
         self.until: list[float] = [0] * actors
         self.times: list[float] = []
-        self.moments: dict[float, _Moment] = {}
+        self.instants: dict[float, _Instant] = {}
         self.order: list[int] = []
 
     def run(self) -> Placed:
@@ -80,23 +80,23 @@ class _Dispatch:
         self._begin(range(len(self.busy)), 0)
         while self.times:
             now = heapq.heappop(self.times)
-            moment = self.moments.pop(now)
+            instant = self.instants.pop(now)
             touched: set[int] = set()
-            for number in moment.ends:
+            for number in instant.ends:
                 self._finish(number, touched)
-            for number in moment.arrivals:
+            for number in instant.arrivals:
                 touched.update(self.all[number].actors)
                 self._arrive(number)
             self._begin(sorted(touched), now)
         assert len(self.order) == len(self.all), "some tasks were never begun"
         return self.tasks.placed(self.order)
 
-    def _at(self, time: float) -> _Moment:
-        moment = self.moments.get(time)
-        if moment is None:
-            moment = self.moments[time] = _Moment()
+    def _at(self, time: float) -> _Instant:
+        instant = self.instants.get(time)
+        if instant is None:
+            instant = self.instants[time] = _Instant()
             heapq.heappush(self.times, time)
-        return moment
+        return instant
 
     def _arrive(self, number: int) -> None:
         """Record that a task waits only for its actors and their memory."""
