@@ -134,6 +134,11 @@ def bases() -> Mapping[str, Table]:
         optimizer={"plugin": "cpu-offload", "fraction": 0.5},
         schedule={"plugin": "ahead"},
     )
+    drawing = found["drawing"] = _plain(found["digits-read-and-draw"])
+    frozen = {"frozen": True, "prefetch": True}
+    drawing["modules"]["vision"] |= {"feeds": ["language", "drawer"], **frozen}
+    drawing["modules"]["language"] |= frozen
+    drawing["modules"]["drawer"] |= {"ranks": "2-3", "cp": 2}
     return found
 
 

@@ -228,14 +228,49 @@ MIXED: Mapping[str, Any] = {"layers": 4, "experts": 4, "experts_per_token": 2, "
     ],
 )
 def test_a_frozen_language_model_is_run_a_step_ahead(layout: str, schedule: str, oracle: Oracle) -> None:
-    """Each step reports the losses of its own samples, those of routers and of further tokens too."""
+    """So that what is learned of it is as if it were not."""
+    assert oracle.check(_frozen(layout, schedule)) == ""
+
+
+def _frozen(layout: str, schedule: str = "1f1b", *, prefetch: bool = True) -> Table:
+    """Return settings of a frozen language model with all that feeds it, perhaps a step ahead."""
     modules = {name: dict(keys) for name, keys in AHEAD[layout].items()}
     if schedule != "interleaved":
         modules["language"].pop("chunks", None)
     for name in modules.keys() - {"drawer"}:
-        modules[name] |= {"prefetch": True} if name == "teacher" else {"prefetch": True, "frozen": True}
+        modules[name] |= {"prefetch": prefetch, **({} if name == "teacher" else {"frozen": True})}
     settings = table(modules, microbatches=4, pictures="many", weights="mixed", language=MIXED, roles=ROLES)
-    assert oracle.check(scheduled(settings, schedule)) == ""
+    settings["data"]["max_tokens"] = 24  # so that some are cut
+    return scheduled(settings, schedule)
+
+
+def _counted(rank: int, settings: Table) -> list[Any]:
+    """Return what each of three steps reports, with an evaluation between them."""
+    trainer, found = Trainer(make_job(settings), rank=rank, device=CPU), list[Any]()
+    for step in (1, 2, 3):
+        info = trainer.train(step)
+        held_out = trainer.evaluate(step)
+        assert held_out is not None
+        counted = (info.rows, info.truncated, info.label_tokens, info.label_weight, info.counts)
+        found.append((info.loss, info.losses, *counted, held_out.loss, held_out.losses))
+    return found
+
+
+def test_what_is_run_a_step_ahead_counts_for_the_step_of_its_samples(pool: Pool) -> None:
+    """Losses of labels, of routers and of further tokens, rows and cut samples, whatever is evaluated between."""
+    ahead, beside = (pool.run(3, _counted, _frozen("lanes", prefetch=prefetch)) for prefetch in (True, False))
+    assert ahead == beside
+    (_, losses, rows, truncated, *_), second, third = ahead[0]
+    assert {"drawer.loss", "balance_loss", "next_tokens_loss"} <= losses.keys()
+    assert rows["language"] > 0 < truncated
+    assert len({one[0] for one in (ahead[0][0], second, third)}) == 3
+
+
+def test_a_run_resumes_with_its_language_model_a_step_ahead(pool: Pool, tmp_path: Path) -> None:
+    """The first step makes what the last one before did not get to use."""
+    settings = _frozen("lanes")
+    settings["run"] |= {"steps": 5, "directory": str(tmp_path)}
+    check_going_on(pool, settings, settings, exactly=True)
 
 
 @pytest.mark.each("weights")

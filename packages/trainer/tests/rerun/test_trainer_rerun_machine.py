@@ -411,10 +411,12 @@ def test_what_was_made_ahead_belongs_to_its_step() -> None:
     stage = StageId("vision", 0)
     recorder.begin(None, 7)
     recorder.record_pass(stage, (3,), {}, torch.tensor([3.0, 4.0]))
+    recorder.record_loss(stage, (3,), torch.tensor(2.0))
     assert recorder.values() == {}
     recorder.begin(7, 8)
     recorder.record_pass(stage, (2,), {}, torch.tensor([1.0]))
-    assert recorder.values() == {FORWARD: 5.0}
+    recorder.record_loss(stage, (2,), torch.tensor(9.0))
+    assert recorder.values() == {FORWARD: 5.0, attrs.evolve(FORWARD, kind="loss"): 2.0}
     recorder.begin(None, 7)
     recorder.begin(7, 8)
     assert recorder.values() == {}

@@ -6,9 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
+import numpy as np
 import pytest
 
-from mimo.data import TokenizerSpec
+from mimo.data import PlacedItem, SampleLayout, TokenizerSpec
 from mimo.hooks import ConfigError, DataError, ItemInfo
 from mimo.model import ContextSupport, EncoderSpec, GeneratorSpec, GeneratorStages
 from mimo.topology import StageId
@@ -16,6 +17,7 @@ from mimo.trainer.config.plugin_kinds import find_installed
 from mimo.trainer.config.toml import make_settings
 from mimo.trainer.job.generation_layout import check_layout
 from mimo.trainer.job.job import Job
+from mimo.trainer.job.taught import sent_items
 from mimo.trainer.resolving.resolve import Purpose, resolve
 from mimo.trainer.resolving.teachers import check_targets
 
@@ -180,6 +182,33 @@ def test_an_encoder_may_feed_the_language_model_and_a_generator() -> None:
     assert job.plain["modules"]["vision"]["feeds"] == ["language", "drawer"]
 
 
+def placed(index: int, start: int, rows: int, *, is_made: bool = False) -> PlacedItem:
+    """Return a picture that begins somewhere in a sample, to be read, or to be made by a placeholder."""
+    info = ItemInfo(sample=0, index=index, modality="image", size=(1,))
+    if is_made:
+        return PlacedItem(info=info, runs=(), asked=(start, start + 1), made_from=(0, start))
+    return PlacedItem(info=info, runs=((start, start + rows),))
+
+
+@pytest.mark.parametrize(
+    ("items", "sent"),
+    [
+        ([placed(0, 0, 2), placed(1, 3, 0, is_made=True), placed(2, 4, 2)], [0]),
+        ([placed(0, 0, 0), placed(1, 0, 2), placed(2, 2, 0, is_made=True)], [0, 1]),
+        ([placed(0, 0, 0, is_made=True), placed(1, 1, 2)], []),
+        ([placed(0, 0, 0), placed(1, 0, 2)], []),  # nothing is made, and the first has no rows
+    ],
+)
+def test_a_generator_is_sent_what_stands_before_its_last_item(items: Sequence[PlacedItem], sent: Sequence[int]) -> None:
+    """Of the items that the language model reads with it."""
+    job = job_of(table(vision={"plugin": "eye", "ranks": "0", "feeds": ["language", "drawer"]}))
+    (drawer,), vision = job.generators, job.module("vision")
+    ids = np.zeros(8, dtype=np.int64)
+    layout = SampleLayout(sample=0, tokens=ids, labels=ids, items=tuple(items), truncated=False)
+    assert [item.info.index for item in sent_items(job, vision, drawer, layout)] == sent
+    assert sent_items(job, vision, job.language, layout) == layout.items_of("image")
+
+
 class Listed:
     """As much of a dataset as says which items samples have."""
 
@@ -310,7 +339,7 @@ REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
     "an encoder of a generator and nobody": (
         table(vision={"plugin": "eye", "ranks": "0", "feeds": ["language", "artist"]}),
         (
-            "modules.vision.feeds: expected in a list, 'language' and generators (modules with fed_by): drawer, got "
+            "modules.vision.feeds: expected a list of any of 'language' and the generators (with fed_by): drawer, got "
             "['language', 'artist']"
         ),
     ),
@@ -320,13 +349,13 @@ REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
             teacher={"plugin": "tiny", "ranks": "0", "distil": {"top_k": 1}},
         ),
         (
-            "modules.vision.feeds: expected in a list, 'language' and generators (modules with fed_by): drawer, got "
+            "modules.vision.feeds: expected a list of any of 'language' and the generators (with fed_by): drawer, got "
             "['language', 'teacher']. Give a teacher an encoder of its own."
         ),
     ),
     "an encoder that feeds nothing": (
         table(vision={"plugin": "eye", "ranks": "0", "feeds": []}),
-        "modules.vision.feeds: expected in a list, 'language' and generators (modules with fed_by): drawer, got []",
+        "modules.vision.feeds: expected a list of any of 'language' and the generators (with fed_by): drawer, got []",
     ),
     "an encoder that feeds one twice": (
         table(vision={"plugin": "eye", "ranks": "0", "feeds": ["language", "language"]}),

@@ -306,7 +306,7 @@ def test_a_frozen_part_decides_which_stages_train_and_which_edges_carry_gradient
         ),
         (
             ["modules.language.prefetch=true"],
-            "modules.language.prefetch: expected false, as what works a step ahead is frozen, and feeds a module that",
+            "modules.language.prefetch: expected false, unless all of the language model is frozen and feeds a",
         ),
         (
             ['modules.vision.frozen=["trunk"]', "modules.vision.prefetch=true"],

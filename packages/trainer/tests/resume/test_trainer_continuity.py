@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -162,6 +163,21 @@ def test_differing_settings_from_which_results_follow_are_named() -> None:
     assert "optimizer of language.lr_decay_steps 20 (was 10)" in reported
     assert any(one.startswith('optimizer of language.optimizer.patterns."*.bias" {') for one in reported)
     assert list(differences(make_job(now), saved_by(before, finetunes=True))) == reported[:1]
+
+
+def test_what_a_checkpoint_does_not_say_is_what_was_done_then() -> None:
+    """A key that its plugin has had since then has its default; what it fed is compared however it is written."""
+    job, config = make_job(settings()), json.loads(json.dumps(make_job(settings()).plain))
+    del config["modules"]["language"]["config"]["hidden_dropout"], config["modules"]["vision"]["feeds"]
+    source = saved_by(settings())
+    older = attrs.evolve(source, manifest=attrs.evolve(source.manifest, config=config))
+    assert list(differences(job, older)) == []
+    config["modules"]["vision"]["feeds"] = ["language", "drawer"]
+    config["modules"]["language"]["config"]["hidden_dropout"] = 0.1
+    assert list(differences(job, older)) == [
+        "modules.vision.feeds ['language'] (was ['language', 'drawer'])",
+        "modules.language.config.hidden_dropout 0.0 (was 0.1)",
+    ]
 
 
 def test_a_module_that_is_split_off_is_neither_new_nor_gone() -> None:

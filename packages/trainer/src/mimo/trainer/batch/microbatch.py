@@ -386,11 +386,10 @@ class Microbatch:
             taker: of its rows.
             lane: of the encoder.
         """
-        found = [
-            number < len(sent_items(self._job, encoder, taker, layout))
-            for layout in self.layouts
-            for number in range(len(own_items(self._job, encoder, layout)))
-        ]
+        found = list[bool]()
+        for layout in self.layouts:
+            count = len(sent_items(self._job, encoder, taker, layout))
+            found += [number < count for number in range(len(own_items(self._job, encoder, layout)))]
         own = self.item_owners(encoder).span(lane)
         counts = [item.rows for item in self.items(encoder, lane)]
         return np.repeat(np.array([found[number] for number in own], dtype=np.bool_), counts)

@@ -330,7 +330,7 @@ class ModuleSettings:
         validator=[from_zero()],
     )
     feeds: str | tuple[str, ...] = setting(
-        "what takes an encoder's rows: language, a teacher, a generator, or a list of generators, language among them",
+        "what takes an encoder's rows: language, a teacher, a generator, or a list of generators and language",
         default=LANGUAGE,
     )
     fed_by: str = setting("makes the module a generator, of items from the rows of language", default="")

@@ -37,8 +37,8 @@ class RankMemory:
         gathered: what layers compute with, where that is not these.
         gradients: of all that trains.
         state: of optimizers, on the device.
-        ahead: rows of encoders made for the next step, and of this step's those not yet used: about as many bytes, as
-            samples differ.
+        ahead: rows made for the next step by what works ahead, and of this step's those not yet used: about as many
+            bytes, as samples differ.
         activations: saved for backwards and made by them, of the largest microbatches of samples like the first ones.
         in_turn: of gradients and activations, what is never there at once: gradients that a backward adds take the
             place of activations that it frees.

@@ -50,7 +50,7 @@ class StepSizes:
         items: by the modality of an encoder.
         made: by the modality of a generator.
         taught: ``[M]`` places in the step of the samples that teachers read.
-        shown: of those that the encoders of generators read, by module.
+        shown: of those that encoders of generators alone read, by module.
     """
 
     lengths: Whole

@@ -99,7 +99,8 @@ class JobModule:
         frozen: what is not trained, True for the whole module.
         lora: which of its linears are adapted, by parameters of their own that are trained whatever is frozen.
         modality: what an encoder reads, or a generator makes; empty for language models.
-        feeds: the modules that take its rows: a language model, or of an encoder generators; none of a generator.
+        feeds: the modules that take its rows: of an encoder one teacher, or any of the language model and generators;
+            of a teacher the language model; of a generator none.
         is_of_teacher: whether it is a teacher, or feeds one: nothing of it is trained, nor drawn at random.
         distil: how it teaches, if it is a teacher.
         loss_weight: of the loss by labels, the divergence from a teacher, or a generator's own loss.

@@ -75,8 +75,8 @@ def _count_before(encoder: JobModule, layout: SampleLayout, position: int) -> in
 
 
 def _last_made(generator: JobModule, layout: SampleLayout) -> int:
-    """Return where the last item begins that a generator makes of a sample; 0 if it makes none."""
-    return max((item.start for item in layout.made(generator.modality)), default=0)
+    """Return where the last item begins that a generator makes of a sample; before all if it makes none."""
+    return max((item.start for item in layout.made(generator.modality)), default=-1)
 
 
 def rows_of(job: Job, module: JobModule, layout: SampleLayout) -> Sequence[int]:

@@ -108,11 +108,9 @@ class NormRecorder:
         self, stage: StageId, microbatches: tuple[int, ...], inputs: Mapping[str, Tensor], rows: Tensor
     ) -> Tensor:
         """Record the rows [R, H] of a forward, and in its backward the gradients of its inputs; return the rows."""
-        is_ahead = microbatches[0] >= self._microbatches
-        step = self._steps[is_ahead]
+        step, served, is_ahead = self._placed(microbatches)
         if step is None:
             return rows
-        served = tuple(one - self._microbatches * is_ahead for one in microbatches)
         if self._injector.reaches(rows) and self._injector.meets(step, stage.module, served):
             rows = self._injector.corrupt("forward", rows)
             if rows.requires_grad:
@@ -127,9 +125,10 @@ class NormRecorder:
 
     def record_loss(self, stage: StageId, microbatches: tuple[int, ...], loss: Tensor) -> None:
         """Record the loss of a pass."""
-        if self._steps[0] is not None:
-            computation = Computation(kind="loss", module=stage.module, stage=stage.stage, microbatches=microbatches)
-            self._record(computation, loss)
+        step, served, is_ahead = self._placed(microbatches)
+        if step is not None:
+            computation = Computation(kind="loss", module=stage.module, stage=stage.stage, microbatches=served)
+            self._record(computation, loss, ahead=is_ahead)
 
     def record_gradients(self, module: str, sums: Sums, stages: Sequence[int], gradients: Sequence[Tensor]) -> None:
         """Record this rank's own gradients of parameters, as `mimo.optimizer.ModuleParameters.observe` says."""
@@ -138,6 +137,11 @@ class NormRecorder:
             norms = torch._foreach_norm(list(gradients))  # noqa: SLF001 - what torch.nn.utils calls too
             elements = sum(gradient.numel() for gradient in gradients)
             self._record(computation, torch.stack([norm.float() for norm in norms]), elements=elements)
+
+    def _placed(self, microbatches: tuple[int, ...]) -> tuple[int | None, tuple[int, ...], bool]:
+        """Return the step of a pass, None if nothing of it is recorded, its microbatches there, and if it is ahead."""
+        is_ahead = microbatches[0] >= self._microbatches
+        return self._steps[is_ahead], tuple(one - self._microbatches * is_ahead for one in microbatches), is_ahead
 
     @torch.no_grad()
     def _record(

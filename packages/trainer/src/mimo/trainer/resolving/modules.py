@@ -195,7 +195,7 @@ def _check_fed_by(name: str, table: ModuleSettings) -> None:
 def _check_feeds(name: str, settings: Settings) -> None:
     """Refuse encoders that feed another encoder or no module, and language models that are to feed another one."""
     table, where = settings.modules[name], f"modules.{name}.feeds"
-    if table.feeds == LANGUAGE:
+    if table.takers == (LANGUAGE,):
         return
     if name == LANGUAGE or table.distil is not None:
         raise ConfigError(
@@ -212,7 +212,7 @@ def _check_feeds(name: str, settings: Settings) -> None:
         names = ", ".join([*(() if several else teachers), *generators]) or "there is none"
         raise ConfigError(
             where,
-            expected=f"in a list, {LANGUAGE!r} and generators (modules with fed_by): {names}"
+            expected=f"a list of any of {LANGUAGE!r} and the generators (with fed_by): {names}"
             if several
             else f"{LANGUAGE!r}, a teacher (a module with a table distil), or a generator (one with fed_by): {names}",
             got=repr(unstructure(table.feeds)),
@@ -326,9 +326,9 @@ def _divided(module: JobModule, *, hidden: int) -> JobModule:
     if isinstance(spec, LanguageModelSpec):
         raise ConfigError(
             where,
-            expected="false, as what works a step ahead is frozen, and feeds a module that isn't",
+            expected="false, unless all of the language model is frozen and feeds a generator",
             got="true",
-            fix="Leave it out, or freeze all of the language model (frozen = true) and train a generator.",
+            fix="Leave it out, or set frozen = true beside it.",
         )
     assert isinstance(spec, EncoderSpec), module.name
     if spec.seam is None:

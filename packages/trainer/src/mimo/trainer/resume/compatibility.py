@@ -8,10 +8,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
+import attrs
+
 from mimo.hooks import ConfigError
 from mimo.model import lora_linear
 from mimo.trainer.config.names import SETTINGS
 from mimo.trainer.config.renamed import with_new_names
+from mimo.trainer.config.settings import LANGUAGE
 from mimo.trainer.config.structure import unstructure
 from mimo.trainer.job.job import Job, JobModule
 from mimo.trainer.resume.data_order import check_order
@@ -77,10 +80,7 @@ def differences(job: Job, source: Source) -> Iterator[str]:
     before, now = source.manifest.config, job.plain
     there = Renaming(source.take.rename).there
     for module in job.modules:
-        old, new = before.get("modules", {}).get(there(module.name), {}), now["modules"][module.name]
-        if old:
-            new = _within(new, old) if there(module.name) in source.imported else new
-            yield from _compare(f"modules.{module.name}", _only(old, _OF_MODULE), _only(new, _OF_MODULE))
+        yield from _of_one(module, before.get("modules", {}).get(there(module.name), {}), job, source)
     if source.finetunes:
         return
     for section in ("data", "tokenizer"):
@@ -97,6 +97,18 @@ def differences(job: Job, source: Source) -> Iterator[str]:
     if "optimizer" in before:
         clips = (_only(table["optimizer"], ("clip", "clip_groups")) for table in (before, now))
         yield from _compare("optimizer", *clips)
+
+
+def _of_one(module: JobModule, old: Mapping[str, Any], job: Job, source: Source) -> Iterator[str]:
+    """Yield the differences of a module from its table there, if there is one."""
+    new = job.plain["modules"][module.name]
+    if not old:
+        return
+    if Renaming(source.take.rename).there(module.name) in source.imported:
+        new = _within(new, old)
+    elif old.get("plugin") == module.spec.name:
+        old = {**old, "config": {**_defaults(type(module.config)), **old.get("config", {})}}
+    yield from _compare(f"modules.{module.name}", _of_module(old), _of_module(new))
 
 
 def with_balance(job: Job, source: Source | None) -> Job:
@@ -253,6 +265,22 @@ def _covered(module: str, patterns: tuple[str, ...]) -> bool:
 
 def _only(table: Mapping[str, Any], keys: tuple[str, ...]) -> Mapping[str, Any]:
     return {key: table[key] for key in keys if key in table}
+
+
+def _of_module(table: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return of a module's table what results follow from."""
+    feeds = table.get("feeds", LANGUAGE)
+    return {**_only(table, _OF_MODULE), "feeds": [feeds] if isinstance(feeds, str) else feeds}
+
+
+def _defaults(config: type[attrs.AttrsInstance]) -> Mapping[str, Any]:
+    """Return what a config class has for keys that nobody sets, as checkpoints from before such a key was there."""
+    found = {}
+    for field in attrs.fields(config):
+        factory = getattr(field.default, "factory", None)
+        if field.default is not attrs.NOTHING and not getattr(field.default, "takes_self", False):
+            found[field.name] = unstructure(field.default if factory is None else factory())
+    return found
 
 
 def _decisive(table: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1,7 +1,7 @@
 """Runs plans over the samples of a step on one rank, and reports to the heartbeat what it does and waits for.
 
-Modules with ``prefetch`` compute their part of the following step in this one: rows made ahead stay in the executor, and
-what is added up over them in the programs.
+Modules with ``prefetch`` compute their part of the following step in this one: rows made ahead stay in the executor,
+and what is added up over them in the programs.
 """
 
 from __future__ import annotations
