@@ -247,6 +247,31 @@ def test_faults_of_teachers_and_generators_are_given_to_them(
     )
 
 
+@pytest.mark.parametrize("ending", ["persistent", pytest.param("transient", marks=pytest.mark.soak)])
+def test_a_fault_of_a_language_model_that_works_ahead_is_found_in_its_step(
+    ending: str, tmp_path: Path, pool: Pool
+) -> None:
+    """Its losses are those of the samples of that step, where a run on other devices repeats it too."""
+    modules: dict[str, dict[str, Any]] = {
+        "vision": {"ranks": [0], "frozen": True, "prefetch": True},
+        "language": {"ranks": [1, 2], "pp": 2, "frozen": True, "prefetch": True},
+        "drawer": {"ranks": [0], "fed_by": "language"},
+    }
+    settings = table(modules, microbatches=2, roles={"image": ("input", "output", "both")})
+    settings["run"]["steps"] = STEP + 1
+    inject = {"step": STEP, "rank": 2, "module": "language", "microbatch": 1}
+    inject |= {"times": 1} if ending == "transient" else {"device": "a/2"}
+    rerun: dict[str, Any] = {"mode": "validate", "device": "a", "inject": inject}
+    found = run(pool, with_rerun(settings, tmp_path, **rerun))
+    if ending == "persistent":
+        found = run(pool, with_rerun(settings, tmp_path, "latest", **rerun | {"device": "b"}))
+    check_same(found, run(pool, with_rerun(settings, tmp_path / "plain")))
+    event = events(tmp_path)[-1]
+    assert (event["verdict"], event["module"], event["ranks"], event["what"], event["microbatches"]) == (
+        *(ending, "language", [2], "forward", [1]),
+    )
+
+
 def test_each_step_runs_twice_to_measure_how_far_apart_runs_are(
     tmp_path: Path, pool: Pool, undisturbed: Undisturbed
 ) -> None:
