@@ -88,13 +88,13 @@ class Checked:
 
 
 def bases() -> Mapping[str, Table]:
-    """Return sound settings by name: the examples, the file of `mimo init`, and layouts with every plugin of ours."""
+    """Return sound settings by name: examples, the file of `mimo init`, and layouts with every plugin of ours."""
     found: dict[str, Table] = {"init": _plain(EXAMPLE)}
     for path in sorted((ROOT / "examples").glob("*.toml")):
         found[path.stem] = _plain(read_table(path))
     hearing = found["digits-see-and-hear"]  # whose clips take a minute to make
     hearing["data"] = {"plugin": "digits", "max_tokens": 64}
-    del found["digits-distil"]["load"]  # of a run that nobody has made here
+    del found["digits-distil"]["load"], found["emoji"]  # which need a run, and data, that nobody has made here
     for encoder, more in (
         ("vit", {}),
         ("siglip", {"mode": "tiles", "size": 32}),
