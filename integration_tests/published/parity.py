@@ -8,6 +8,7 @@ is packed with; whether published weights go in and out to the bit.
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeAlias
 
@@ -125,13 +126,27 @@ def outcome_of(kind: Kind, model_type: str) -> Outcome:
         return Outcome(problem=one_line(f"fails: {str(error).strip().splitlines()[-1]}"), refused=refused)
 
 
+def forked(world: int, function: Callable[..., object], *args: object) -> list[Any]:
+    """Run a function on forked ranks, as `fork_ranks` does; once more, with a warning, where none of them answers.
+
+    Classes may be registered in this process alone, which has computed: of many forks of such a one some never answer.
+    """
+    try:
+        return fork_ranks(world, function, *args)
+    except RanksError as error:
+        if str(error).count("no result") < world:
+            raise
+        warnings.warn(f"no rank answered, forked again for {function}", RuntimeWarning, stacklevel=2)
+        return fork_ranks(world, function, *args)
+
+
 def _measured(kind: Kind, config: Any, refused: Mapping[str, str]) -> Outcome:
     axes = [axis for axis in supported_axes(kind.spec) if axis not in refused]
     alone = [ALONE, *(f"{axis}=2" for axis in axes if axis == "pp")]
-    (first,) = fork_ranks(1, _on_one, kind, config, alone)
+    (first,) = forked(1, _on_one, kind, config, alone)
     differences, leak, (tensors, weights) = first
     if split := [f"{axis}=2" for axis in axes if axis in {"tp", "ep"}]:
-        ranks = fork_ranks(2, kind.measure, config, split)
+        ranks = forked(2, kind.measure, config, split)
         differences |= {name: _largest(one[name] for one in ranks) for name in split}
     bound = kind.gradients(config)
     found = {name: one.problem_within(bound) for name, one in differences.items()}

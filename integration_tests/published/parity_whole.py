@@ -10,7 +10,7 @@ import attrs
 import torch
 from oracle import Outcome as Step
 from oracle import Piece
-from parity import ALONE, Difference, Outcome, difference_of, one_line
+from parity import ALONE, Difference, Outcome, difference_of, forked, one_line
 from parity_types import obstacle
 from published_images import FOLDERS
 from torch import Tensor
@@ -20,7 +20,7 @@ from whole_models import load, tune
 from mimo.hooks import UserError
 from mimo.model import supported_axes
 from mimo.model.testing import try_axes
-from mimo.testing import RanksError, fork_ranks
+from mimo.testing import RanksError
 from mimo.trainer import read_settings, resolve
 from mimo_transformers import HF_IMAGES
 
@@ -67,7 +67,7 @@ def _measured(found: WholeOutcome, whole: Whole) -> WholeOutcome:
     (encoder,) = job.encoders
     tried = try_axes(HF_IMAGES, encoder.config, hidden=job.row_width(job.language))
     differences = {
-        words: _difference(whole, fork_ranks(world, tune, settings))
+        words: _difference(whole, forked(world, tune, settings))
         for words, world, settings in [
             (ALONE, 1, whole.settings),
             *((words, world_of_grids(settings), settings) for words, settings in whole.layouts()),
@@ -75,7 +75,7 @@ def _measured(found: WholeOutcome, whole: Whole) -> WholeOutcome:
     }
     model, _ = load(whole.there)
     asked = (whole.path / "ours", model, whole.path / "data" / IMAGE, PROMPT, TOKENS)
-    (pair,) = fork_ranks(1, greedy_logits, *asked)
+    (pair,) = forked(1, greedy_logits, *asked)
     tokens, outputs, parted = compare_greedy(*pair)
     differences[ALONE] = attrs.evolve(differences[ALONE], outputs=outputs)
     found_wrong = {words: one.problem_within(whole.bound) for words, one in differences.items()}
