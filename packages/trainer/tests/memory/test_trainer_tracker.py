@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from mimo.schedule import Action, ActionKind
-from mimo.schedule.runtime import Moment, Record
+from mimo.schedule.runtime import Record
 from mimo.trainer.memory.tracker import Labels, MemoryTracker
 
 COUNT = 250
@@ -31,7 +31,7 @@ def measured(*steps: Callable[[], object], labels: Callable[[], Labels] = list) 
     with MemoryTracker(record, labels) as tracker:
         for action, step in zip(ACTIONS, steps, strict=False):
             step()
-            record.moments.append(Moment(action=action, began=0, ready=0, ended=0))
+            record.add(action, began=0, ready=0, ended=0)
         torch.empty(0)  # so that the last changes are seen
     found: Mapping[str, Mapping[str, int]] = tracker.peak(ACTIONS).modules
     return found
@@ -79,7 +79,7 @@ def test_what_a_backward_leaves_is_a_gradient_or_a_message() -> None:
     record = Record()
     with MemoryTracker(record, list) as tracker:
         sent = [zeros()]
-        record.moments.append(Moment(action=ACTIONS[1], began=0, ready=0, ended=0))
+        record.add(ACTIONS[1], began=0, ready=0, ended=0)
         zeros()
         sent.clear()
     assert tracker.peak(

@@ -7,17 +7,22 @@ from mimo.schedule.runtime.measurement import measured
 from mimo.schedule.runtime.program import LOSS, StageProgram
 from mimo.schedule.runtime.progress import Progress
 from mimo.schedule.runtime.record import Moment, Record
+from mimo.schedule.runtime.timer import DeviceTimer, HostTimer, Timer, timer_of
 
 __all__ = [
     "LOSS",
     "Boundary",
     "Channel",
+    "DeviceTimer",
     "Executor",
+    "HostTimer",
     "Moment",
     "Pending",
     "Progress",
     "Record",
     "StageProgram",
+    "Timer",
     "measured",
     "open_channels",
+    "timer_of",
 ]

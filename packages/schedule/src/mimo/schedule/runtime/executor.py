@@ -16,8 +16,9 @@ from mimo.schedule.routes import Route
 from mimo.schedule.runtime.boundary import Boundary, Pending
 from mimo.schedule.runtime.program import StageProgram
 from mimo.schedule.runtime.progress import NullProgress, Progress
-from mimo.schedule.runtime.record import Moment, Record
+from mimo.schedule.runtime.record import Record
 from mimo.schedule.runtime.saved import SavedPass, joined, split
+from mimo.schedule.runtime.timer import Reading
 from mimo.topology import Edge, ModuleGraph, StageId
 
 RouteOf = Callable[[str, int], Route]
@@ -96,11 +97,15 @@ class Executor:
         seconds: dict[str, float] = {}
         for action in actions:
             self._progress.begin(action)
-            moment = step.do(action)
+            turn = time.perf_counter()
+            if record is None:
+                step.do(action)
+            else:
+                begun = record.timer.now()
+                ready = step.do(action, record.timer.now)
+                record.add(action, began=begun, ready=begun if ready is None else ready, ended=record.timer.now())
             if action.kind not in ("send", "receive", "reduce"):
-                seconds[action.module] = seconds.get(action.module, 0.0) + moment.ended - moment.began
-            if record is not None:
-                record.moments.append(moment)
+                seconds[action.module] = seconds.get(action.module, 0.0) + time.perf_counter() - turn
         self._made_ahead = step.end(plan.microbatches)
         for boundary in self._wiring.boundaries.values():
             boundary.flush()
@@ -126,23 +131,22 @@ class _StepRun:
         self._saved: dict[_PassKey, SavedPass] = {}
         self._deferred: dict[_PassKey, Callable[[], None]] = {}
 
-    def do(self, action: Action) -> Moment:
-        """Do one action."""
-        began = ready = time.perf_counter()
-        program, done = self._wiring.programs[action.stage_id], (action.stage_id, action.microbatches)
+    def do(self, action: Action, now: Callable[[], Reading] = lambda: None) -> Reading:
+        """Do one action, and return ``now()`` of when all that it waits for is there; None where it waits for none."""
+        ready, program, done = None, self._wiring.programs[action.stage_id], (action.stage_id, action.microbatches)
         match action.kind:
             case "forward":
                 inputs = self._inputs(*done)
-                ready = time.perf_counter()
+                ready = now()
                 self._forward(*done, inputs)
             case "backward":
                 gradients = self._gradients(*done)
-                ready = time.perf_counter()
+                ready = now()
                 with self._accumulation(action.stage_id, None):
                     self._backward(*done, gradients)
             case "input-gradient":
                 gradients = self._gradients(*done)
-                ready = time.perf_counter()
+                ready = now()
                 if self._wiring.trains[action.stage_id]:
                     with program.defer_weight_grads() as self._deferred[done]:
                         self._backward(*done, gradients)
@@ -155,10 +159,10 @@ class _StepRun:
                         deferred()
             case "send" | "receive":
                 self._messages(action)
-                ready = time.perf_counter()
+                ready = now()
             case "reduce":
                 (program.reduce_tied if action.edge else program.reduce_gradients)()
-        return Moment(action=action, began=began, ready=ready, ended=time.perf_counter())
+        return ready
 
     def end(self, microbatches: int) -> dict[_MessageKey, Tensor]:
         """Return what was made for the next step, by its own microbatches, of which this step had as many as given.

@@ -66,7 +66,7 @@ class MemoryTracker(TorchDispatchMode):
     backward leaves to a reduction are *gradients*, and what it leaves to other actions are *messages*.
 
     Args:
-        record: of the run; its number of moments is the index of the current action.
+        record: of the run; its number of actions that are done is the index of the current action.
         labels: returns what is held now of other kinds; called between actions.
     """
 
@@ -83,8 +83,8 @@ class MemoryTracker(TorchDispatchMode):
         self, function: Any, types: Any, args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run an operation and note the storages that it made, and those that it found."""
-        if self._index != len(self._record.moments):
-            self._index = len(self._record.moments)
+        if self._index != self._record.done:
+            self._index = self._record.done
             self._label()
         for value in tree_leaves((args, kwargs)):
             self._find(value, made=-1)
@@ -134,7 +134,7 @@ class MemoryTracker(TorchDispatchMode):
         def free(_reference: object) -> None:
             del self._alive[key]
             self._may_change.discard(key)
-            noted.freed = len(self._record.moments)
+            noted.freed = self._record.done
             self._events.append((noted, -noted.size))
 
         self._alive[key] = noted, weakref.ref(storage, free)

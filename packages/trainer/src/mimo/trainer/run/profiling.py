@@ -20,7 +20,7 @@ import torch.distributed as dist
 
 from mimo.launch import ProcessInfo
 from mimo.schedule import Action, ActionKind, ActorPlan, Plan
-from mimo.schedule.runtime import Moment, Record
+from mimo.schedule.runtime import Record, timer_of
 from mimo.topology import Edge, StageId
 from mimo.trainer.batch.saved_samples import KeptSamples
 from mimo.trainer.batch.step_data import StepData
@@ -126,24 +126,11 @@ def split_backwards(plan: Plan) -> Plan:
     )
 
 
-class _Waiting(list[Moment]):
-    """Moments of an accelerator, each ended when the device is done rather than when the host has asked for it."""
-
-    def append(self, moment: Moment, /) -> None:
-        """Wait for the device, then take down when that was."""
-        torch.accelerator.synchronize()
-        super().append(attrs.evolve(moment, ended=time.perf_counter()))
-
-
-def _record(trainer: Trainer) -> Record:
-    return Record() if trainer.device.type == "cpu" else Record(moments=_Waiting())
-
-
 def _measure(trainer: Trainer, plan: Plan, data: StepData) -> Mapping[Key, float]:
     """Return the median seconds of each computation and reduction of a plan, as its stage's ranks took them."""
     found: defaultdict[Key, list[float]] = defaultdict(list)
     for step in range(_WARM_UP + _STEPS):
-        record = _record(trainer)
+        record = Record(timer=timer_of(trainer.device))
         dist.barrier(group=trainer.objects)
         trainer.measure(plan, data, record, first=not step)
         for moment in record.moments if step >= _WARM_UP else ():

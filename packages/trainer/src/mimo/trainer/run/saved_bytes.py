@@ -35,7 +35,7 @@ class SavedBytesMode(TorchDispatchMode):
 
     Args:
         actions: of this rank, in order.
-        record: of the run; its number of moments is the index of the current action.
+        record: of the run; its number of actions that are done is the index of the current action.
     """
 
     def __init__(self, actions: Sequence[Action], record: Record) -> None:
@@ -50,7 +50,7 @@ class SavedBytesMode(TorchDispatchMode):
         self, function: Any, types: Any, args: Iterable[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         """Run an operation and note the storages that it allocated."""
-        index = len(self._record.moments)
+        index = self._record.done
         if index not in self._before:
             self._before[index] = self._by_maker()
         result = function(*args, **(kwargs or {}))

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from mimo.schedule import Bar, Costs, Plan, PlanPhase, Seconds, StageCost, Timeline
-from mimo.schedule.runtime import Moment, Record, measured
+from mimo.schedule.runtime import Moment, Record, measured, timer_of
 from mimo.topology import ModuleGraph, StageId
 from mimo.trainer.config.names import TRACES
 from mimo.trainer.cost.step_cost import job_costs
@@ -56,7 +56,7 @@ class Tracer:
             return None
         dist.barrier(group=self._objects)
         self._clock = time.perf_counter()
-        return Record()
+        return Record(timer=timer_of(self._device))
 
     def end(self, step: int, record: Record | None, plan: Plan, phase: PlanPhase) -> None:
         """Gather what the ranks took down of a traced step, which did ``phase`` of a plan, and write it on rank 0."""
