@@ -234,13 +234,14 @@ OLDEST = (("mimo-transformers", "transformers"),)
 @nox.session(allow_parallel=True)
 @nox.parametrize(("name", "library"), [nox.param(*one, id=one[1]) for one in OLDEST])
 def oldest(session: nox.Session, name: str, library: str) -> None:
-    """Test one package with the oldest release that it allows of a library."""
+    """Test one package with the oldest release that it allows of a library, but for what follows from other tests."""
     install(session, {TEST_TOOLS: frozenset[str](), **closure({name: frozenset()})}, "test", tested=(name,))
     install_lowest(session, name, library)
     collect_rarely(session)
     folder = MEMBERS[name].folder / "tests"
     with bytecode(session):
-        session.run("pytest", str(folder), *side_by_side([] if session.parallel else files_of(folder)))
+        how = side_by_side([] if session.parallel else files_of(folder))
+        session.run("pytest", str(folder), "-m", "not soak and not newest", *how)
 
 
 @nox.session(name="oldest(published)", allow_parallel=True)
@@ -371,8 +372,10 @@ def fuzz(session: nox.Session) -> None:
 
 @nox.session(default=False)
 def soak(session: nox.Session) -> None:
-    """Run what takes long: the whole product of layouts, schedules and optimizers, hundreds of damages and kills."""
+    """Run what takes long: of all tests, or ``-- integration_tests/oracle/test_oracle_muon.py`` of some."""
     install(session, everything(), "integration")
-    folders = ("integration_tests", "packages", "plugins")
-    how = side_by_side(path for folder in folders for path in files_of(ROOT / folder))
-    session.run("pytest", *folders, "-m", "soak", *how, *session.posargs)
+    named = [one for one in session.posargs if (ROOT / one.partition("::")[0]).exists()]
+    where = [ROOT / one.partition("::")[0] for one in named or ("integration_tests", "packages", "plugins")]
+    how = side_by_side(path for one in where for path in ([one] if one.is_file() else files_of(one)))
+    options = (one for one in session.posargs if one not in named)
+    session.run("pytest", *(named or map(str, where)), "-m", "soak", *how, *options)

@@ -149,6 +149,7 @@ def test_metrics_hold_one_object_a_step_and_one_an_evaluation(digits_run: Path) 
         assert line.keys() >= {"loss", "exact_match"}
 
 
+@pytest.mark.soak
 def test_resuming_in_the_same_layout_is_never_having_stopped(digits_run: Path, tmp_path: Path) -> None:
     """To the bit; lines of steps that are done again are replaced, and more steps than before may be asked for."""
     directory = half_done(digits_run, tmp_path / "run")
@@ -179,6 +180,7 @@ def test_a_run_that_ended_before_its_first_checkpoint_begins_again(digits_run: P
     assert losses(directory) == losses(digits_run)[:1]
 
 
+@pytest.mark.soak
 def test_processes_of_torchrun_join(tmp_path: Path) -> None:
     """The run is the same as with processes of our own, to the bit."""
     words = ("train", *DIGITS, "modules.vision.ranks=0-1", "modules.language.ranks=0-1", "run.steps=2")

@@ -123,6 +123,7 @@ def test_an_encoder_whose_rows_are_not_what_it_said_is_named(folder: Path) -> No
     ), ended.err
 
 
+@pytest.mark.soak
 def test_the_encoder_around_a_published_model_trains_and_conforms(tmp_path: Path) -> None:
     """The tutorial's package, installed: on two lanes it learns as in one process, and it keeps every promise."""
     folder = tmp_path / "tutorial"

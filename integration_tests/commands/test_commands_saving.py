@@ -137,6 +137,7 @@ def test_a_plugin_that_fails_at_the_end_is_reported_once_and_changes_nothing(tex
     assert (text / "run" / "loss.png").is_file()
 
 
+@pytest.mark.soak
 def test_each_checkpoint_of_a_run_is_its_steps(tmp_path: Path) -> None:
     """Saved beside training or before it continues, with one plan or many, files are equal to the bit."""
     found = []

@@ -62,6 +62,7 @@ def test_a_restarted_attempt_resumes_where_the_last_one_left(folder: Path) -> No
     assert not (folder / "run" / "error.txt").exists()
 
 
+@pytest.mark.soak
 def test_what_a_restart_cannot_help_is_not_begun_again(folder: Path) -> None:
     """With code 16 or 17 a run has been saved for somebody to look at: torchrun would restart it anyway."""
     path = install(folder / "site", "asks", ASKS_FOR_A_RESTART, "mimo.lifecycle")

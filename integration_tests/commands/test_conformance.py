@@ -19,6 +19,7 @@ ENCODERS: Mapping[str, Sequence[str]] = {
 ORDINARY = ("siglip",)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name in ORDINARY else [pytest.mark.soak]) for name in ENCODERS]
 )

@@ -162,6 +162,7 @@ def write_again(rank: int, settings: Table) -> list[list[str]]:
     return [write(rank, settings, use_cache=False), *strange]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("name", "tp"),
     some([("decoder", 2), ("window", 3), ("experts", 2), ("hybrid", 2), ("hybrid", 3)], {("window", 3), ("hybrid", 2)}),

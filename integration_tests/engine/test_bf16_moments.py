@@ -71,6 +71,7 @@ def test_a_run_resumes_with_the_same_bits(layout: str, plugin: str, pool: Pool, 
     assert set(kinds.values()) == {"BF16"}, kinds
 
 
+@pytest.mark.soak
 def test_a_run_resumes_with_moments_in_another_dtype(pool: Pool, tmp_path: Path) -> None:
     """What was saved in fp32 is rounded when it is read, and what was saved in bf16 is put into fp32."""
     exact = table(LAYOUTS["lanes 2 to 3"], microbatches=2)

@@ -115,6 +115,7 @@ def test_schedules_drop_the_same(schedule: str, pool: Pool) -> None:
     assert check(pool, scheduled(dropping(layout, lora=schedule == "zb-h1"), schedule)) == ""
 
 
+@pytest.mark.soak
 def test_spread_parameters_drop_the_same(pool: Pool) -> None:
     """They are gathered for each layer, and once more where backward computes it again."""
     layout = {name: {**keys, "dp": 2} for name, keys in LAYOUTS["colocated lanes, recomputed"].items()}
@@ -196,13 +197,13 @@ def of_published(layout: str, *, silence: str = "clips alone", without: str = ""
     return table(modules, microbatches=2)
 
 
-@pytest.mark.each("layout")
 @pytest.mark.parametrize(("layout", "silence"), list(zip(ENCODERS, WHISPER, strict=True)))
 def test_encoders_of_published_folders_drop_the_same(layout: str, silence: str, pool: Pool) -> None:
     """Features of rows, those of embedded ones, those between products that ranks share, and paths of tiles."""
     assert check(pool, of_published(layout, silence=silence)) == ""
 
 
+@pytest.mark.soak
 def test_what_published_encoders_drop_counts(pool: Pool) -> None:
     """Each of their rates changes the loss."""
     layout = next(iter(ENCODERS))

@@ -182,7 +182,6 @@ def check(settings: Table, pool: Pool, *, slack: float = 0) -> None:
     assert any(held.weights for _, held in found)
 
 
-@pytest.mark.each("layout")
 @pytest.mark.parametrize(("layout", "plugin"), in_turn(LAYOUTS, list(PLUGINS)))
 def test_ranks_hold_what_they_were_said_to(layout: str, plugin: str, pool: Pool) -> None:
     """Parameters, what is gathered of them, gradients and state, of uneven pieces too."""

@@ -151,7 +151,6 @@ IMAGES: Mapping[str, tuple[str, Modules]] = {
 """Published models and modules."""
 
 
-@pytest.mark.each("case")
 @pytest.mark.parametrize(
     "case", [pytest.param(one, marks=[pytest.mark.soak] if one == "tiles" else []) for one in IMAGES]
 )

@@ -89,7 +89,6 @@ def reported(layout: str, fault: str) -> tuple[int, dict[str, Any]]:
     return ranks[-1], where
 
 
-@pytest.mark.each("ending")
 @pytest.mark.parametrize(
     ("layout", "optimizer", "fault", "ending"),
     [pytest.param(*case, marks=() if case in ORDINARY else pytest.mark.soak) for case in CASES],
@@ -169,6 +168,7 @@ def test_what_a_step_changes_beside_weights_is_put_back(tmp_path: Path, pool: Po
     assert [event["verdict"] for event in events(tmp_path)] == ["reproduced", "undecided", "persistent"]
 
 
+@pytest.mark.soak
 def test_a_step_that_is_given_up_leaves_nothing_behind(tmp_path: Path, pool: Pool) -> None:
     """As what is saved is the state before it: an encoder that counts its calls has not counted those."""
     settings = settings_of("colocated", "adamw")
@@ -195,6 +195,7 @@ def test_a_step_is_run_again_from_what_was_read_then(tmp_path: Path, pool: Pool)
     assert [event["verdict"] for event in events(tmp_path)] == ["reproduced", "correct", "skipped"]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("ending", ["transient", pytest.param("persistent", marks=pytest.mark.soak)])
 @pytest.mark.parametrize("module", ["vision", pytest.param("language", marks=pytest.mark.soak)])
 def test_what_was_made_ahead_is_made_again(module: str, ending: str, tmp_path: Path, pool: Pool) -> None:

@@ -27,6 +27,7 @@ def test_a_step_that_is_run_again_leaves_out_the_same_samples(tmp_path: Path, po
     assert [one.held for one in passed] == [one.held for one in plain]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("tokens", [False, True])
 def test_a_step_that_is_run_again_after_a_restart_leaves_out_the_same_samples(
     tokens: bool, tmp_path: Path, pool: Pool

@@ -150,7 +150,6 @@ def settings_of(layout: Mapping[str, Mapping[str, Any]], directory: Path, *, lay
     return found
 
 
-@pytest.mark.each("pair")
 @pytest.mark.parametrize(
     "pair", [pytest.param(pair, id=str(pair), marks=() if pair.always else pytest.mark.soak) for pair in PAIRS]
 )
@@ -160,6 +159,7 @@ def test_six_steps_equal_three_saved_and_three_more(pair: Pair, tmp_path: Path, 
     check_going_on(pool, first, second, exactly=(pair.before, pair.saves) == (pair.after, pair.steps))
 
 
+@pytest.mark.soak
 def test_a_run_resumes_with_compiled_layers(tmp_path: Path, pool: Pool) -> None:
     """Whether layers are compiled is no part of what a checkpoint holds."""
     first, second = Pair("alone", "alone").settings(tmp_path)

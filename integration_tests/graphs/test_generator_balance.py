@@ -53,6 +53,7 @@ def test_where_items_are_made_changes_nothing(layout: str, oracle: Oracle) -> No
     assert oracle.check(settings_of(layout)) == ""
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("changes", [{"balance": "count"}, {"pictures": "first"}, {"pictures": "none"}])
 def test_few_items_to_make_are_placed_too(changes: Mapping[str, str], oracle: Oracle) -> None:
     """Where one sample has all of them, or none has any; by count as well."""

@@ -76,6 +76,7 @@ def test_slices_never_change_what_is_drawn(layout: str, oracle: Oracle) -> None:
     assert oracle.check(SLICES[layout]) == ""
 
 
+@pytest.mark.soak
 def test_slices_leave_out_broken_items(oracle: Oracle) -> None:
     """Whatever of their losses a rank has."""
     settings = drawing(on(0, 0), on(0, 3, pp=2, cp=2, batch_factor=2))
@@ -83,6 +84,7 @@ def test_slices_leave_out_broken_items(oracle: Oracle) -> None:
     assert oracle.check(settings) == ""
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("schedule", ["interleaved", "zb-h1", "zb-v", "ahead"])
 def test_schedules_draw_in_stages(schedule: str, oracle: Oracle) -> None:
     """Both modules in stages that share ranks, of some schedules in chunks."""

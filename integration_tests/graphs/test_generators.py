@@ -61,7 +61,6 @@ FLOWS: dict[str, Modules] = {
 }
 
 
-@pytest.mark.each("reads")
 @pytest.mark.parametrize("reads", ["before", "own"])
 @pytest.mark.parametrize("layout", FLOWS)
 def test_layout_never_changes_a_flow(layout: str, reads: str, oracle: Oracle) -> None:
@@ -74,7 +73,6 @@ def test_layout_never_changes_a_flow(layout: str, reads: str, oracle: Oracle) ->
     assert oracle.check(settings) == ""
 
 
-@pytest.mark.each("schedule")
 @pytest.mark.parametrize("schedule", ["gpipe", "interleaved", "zb-h1", "zb-h2", "zb-v", "ahead"])
 def test_schedules_draw_the_same(schedule: str, oracle: Oracle) -> None:
     """What the last stage makes leaves it for a module behind it, wherever that lies."""
@@ -215,7 +213,6 @@ AHEAD: dict[str, Modules] = {
 MIXED: Mapping[str, Any] = {"layers": 4, "experts": 4, "experts_per_token": 2, "balance_loss": 0.1, "next_tokens": 1}
 
 
-@pytest.mark.each("schedule")
 @pytest.mark.parametrize(
     ("layout", "schedule"),
     [
@@ -256,6 +253,7 @@ def _counted(rank: int, settings: Table) -> list[Any]:
     return found
 
 
+@pytest.mark.soak
 def test_what_is_run_a_step_ahead_counts_for_the_step_of_its_samples(pool: Pool) -> None:
     """Losses of labels, of routers and of further tokens, rows and cut samples, whatever is evaluated between."""
     ahead, beside = (pool.run(3, _counted, _frozen("lanes", prefetch=prefetch)) for prefetch in (True, False))
@@ -266,6 +264,7 @@ def test_what_is_run_a_step_ahead_counts_for_the_step_of_its_samples(pool: Pool)
     assert len({one[0] for one in (ahead[0][0], second, third)}) == 3
 
 
+@pytest.mark.soak
 def test_a_run_resumes_with_its_language_model_a_step_ahead(pool: Pool, tmp_path: Path) -> None:
     """The first step makes what the last one before did not get to use."""
     settings = _frozen("lanes")
@@ -281,7 +280,6 @@ def test_items_are_learned_where_no_label_counts(weights: str, oracle: Oracle) -
     assert oracle.check(table(modules, microbatches=2, weights=weights, roles=ROLES)) == ""
 
 
-@pytest.mark.each("pictures")
 @pytest.mark.parametrize("pictures", ["many", "first"])
 def test_a_model_that_learns_to_draw_alone(pictures: str, oracle: Oracle) -> None:
     """The labels' loss only reported, so that a step with nothing to make changes nothing; nothing is read."""
@@ -315,6 +313,7 @@ def test_cut_samples_and_ragged_steps(oracle: Oracle) -> None:
     assert oracle.check(by_tokens(settings, batch_tokens=130, micro_tokens=45)) == ""
 
 
+@pytest.mark.soak
 def test_experts_beside_a_generator(oracle: Oracle) -> None:
     """Losses of routers and of later tokens enter as without one."""
     config = {"experts": 4, "dense_layers": 1, "balance_loss": 0.05, "next_tokens": 1, "next_tokens_loss": 0.3}
@@ -343,7 +342,7 @@ def test_losses_of_generators_are_reported(oracle: Oracle, pool: Pool) -> None:
         assert found == (pytest.approx(step, rel=1e-5), pytest.approx(held_out, rel=1e-5), rows)
 
 
-@pytest.mark.each("pictures")
+@pytest.mark.soak
 @pytest.mark.parametrize("pictures", ["first", "none"])
 def test_losses_without_a_target_are_reported_as_zero(pictures: str, pool: Pool) -> None:
     """On every rank, by a step, and by an evaluation of what has nothing to make; never as what is no number."""
@@ -372,6 +371,7 @@ def _noisy() -> Table:
     return table(modules, microbatches=2, roles=ROLES)
 
 
+@pytest.mark.soak
 def test_a_run_resumes_with_its_noise_to_the_bit(pool: Pool, tmp_path: Path) -> None:
     """In the same layout as if it had never stopped: nothing of what is drawn has a state that could be lost."""
     settings = _noisy()

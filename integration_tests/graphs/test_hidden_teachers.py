@@ -78,6 +78,7 @@ def test_several_teachers_of_unlike_kinds(oracle: Oracle) -> None:
     check(oracle, table(modules, microbatches=2, language={"tied": True}))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("schedule", ["interleaved", "zb-h1", "zb-h2", "zb-v"])
 def test_schedules_learn_the_same_of_hidden_rows(schedule: str, oracle: Oracle) -> None:
     """Where backward is split, its first half has all of their gradient to pass on."""
@@ -85,6 +86,7 @@ def test_schedules_learn_the_same_of_hidden_rows(schedule: str, oracle: Oracle) 
     check(oracle, scheduled(table(modules, microbatches=4), schedule))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("model", MODELS)
 def test_hidden_rows_teach_models_of_the_library(model: str, oracle: Oracle) -> None:
     """Rows before the head are what they learn, also where those of images see each other or reach further layers."""

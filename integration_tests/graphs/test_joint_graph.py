@@ -81,7 +81,6 @@ def adapted(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> Oracle:
     return Oracle(pool, tmp_path_factory.mktemp("truths"), plain=run_plainly, layout=run_adapted)
 
 
-@pytest.mark.each("schedule")
 @pytest.mark.parametrize(
     ("schedule", "way", "layout"),
     [
@@ -98,7 +97,6 @@ def test_all_that_is_learned_at_once_equals_one_process(schedule: str, way: str,
     assert adapted.check(settings) == ""
 
 
-@pytest.mark.each("module")
 @pytest.mark.parametrize(
     "module", ["teacher", "language", *(pytest.param(one, marks=pytest.mark.soak) for one in ("vision", "drawer"))]
 )

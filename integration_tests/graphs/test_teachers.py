@@ -105,7 +105,6 @@ def test_teachers_instead_of_labels(oracle: Oracle) -> None:
     check(oracle, table(modules, language={"experts": 4, "dense_layers": 1, "balance_loss": 0.05, "next_tokens": 1}))
 
 
-@pytest.mark.each("schedule")
 @pytest.mark.parametrize("schedule", ["interleaved", "zb-h1", "zb-v", "ahead"])
 def test_schedules_are_taught_the_same(schedule: str, oracle: Oracle) -> None:
     """What a teacher says enters the last stage, wherever that lies and whenever it is its turn."""

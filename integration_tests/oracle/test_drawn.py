@@ -63,16 +63,15 @@ def test_all_that_layouts_may_have_comes_up(runs: list[Table]) -> None:
 
 
 @pytest.mark.each("number")
-@pytest.mark.parametrize("number", RUN)
-def test_some_of_what_is_drawn_equals_one_process(number: int, pool: Pool, tmp_path: Path) -> None:
-    """Whether samples are placed by cost or by count."""
+@pytest.mark.parametrize(("number", "balance"), [*zip(RUN, BALANCES, strict=True)])
+def test_some_of_what_is_drawn_equals_one_process(number: int, balance: str, pool: Pool, tmp_path: Path) -> None:
+    """With samples placed by cost and by count."""
     oracle = Oracle(pool, tmp_path, plain=run_plainly, layout=run_adapted)
     settings = next(
         filter(lambda one: refusal(one) is None, (draw(generator(SEED, at)) for at in count(number, COUNT)))
     )
-    for balance in BALANCES:
-        settings, wrong = assess(oracle, {**settings, "data": {**settings["data"], "balance": balance}})
-        assert not wrong, f"{describe(settings)}: {wrong}"
+    settings, wrong = assess(oracle, {**settings, "data": {**settings["data"], "balance": balance}})
+    assert not wrong, f"{describe(settings)}: {wrong}"
 
 
 def test_rounding_explains_what_it_changes_alone() -> None:

@@ -146,6 +146,7 @@ EXPERTS: dict[str, Modules] = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("layout", "scores"),
     [
@@ -172,6 +173,7 @@ def test_experts_without_rows_are_ordinary(layout: str, pictures: str, oracle: O
     assert oracle.check(oracle.clear(settings)) == ""
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("pictures", ["none", "first"])
 def test_experts_wait_for_each_other_in_lanes_without_pictures_too(pictures: str, oracle: Oracle) -> None:
     """Where the projector alone trains, a lane has a backward to wait in though nothing of its own learns from it."""
@@ -249,7 +251,6 @@ HEADS: dict[str, Mapping[str, Any]] = {
 }
 
 
-@pytest.mark.each("heads")
 @pytest.mark.parametrize(("heads", "split"), in_turn(HEADS, [(3, True), (2, False), (6, False), (2, True)]))
 def test_attention_heads_are_split_in_any_number(heads: str, split: tuple[int, bool], oracle: Oracle) -> None:
     """Fewer key-value heads than tensor ranks, numbers that don't divide, biases: all equal one process."""
@@ -272,7 +273,6 @@ FAMILY_LAYOUTS: dict[str, Modules] = {
 }
 
 
-@pytest.mark.each("family")
 @pytest.mark.parametrize(
     ("layout", "family"),
     covering(

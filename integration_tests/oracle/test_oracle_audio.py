@@ -52,6 +52,7 @@ def test_lanes_and_steps_without_clips_are_ordinary(clips: str, layout: str, ora
     assert oracle.check(settings_of(LAYOUTS[layout], "silence heard", microbatches=4, pictures=clips)) == ""
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("microbatches", "config"), in_turn([4], list(CONFIGS)))
 def test_clips_beside_pictures_in_three_grids(microbatches: int, config: str, oracle: Oracle) -> None:
     """One lane of clips overlaps three of pictures and two of text; either may be missing from a sample."""
@@ -59,6 +60,7 @@ def test_clips_beside_pictures_in_three_grids(microbatches: int, config: str, or
     assert oracle.check(settings_of(modules, config, microbatches=microbatches)) == ""
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("microbatches", [1, pytest.param(4, marks=pytest.mark.soak)])
 def test_whisper_and_radio_before_hybrid(microbatches: int, oracle: Oracle) -> None:
     """Two encoders of unlike families feed Mamba layers and experts over all ranks of the language model."""

@@ -36,7 +36,6 @@ def settings_of(layout: str, balance: str, pictures: str = "many") -> Table:
     return settings
 
 
-@pytest.mark.each("balance")
 @pytest.mark.parametrize(("layout", "balance"), in_turn(LAYOUTS, ["cost", "count"]))
 def test_where_samples_and_items_lie_changes_nothing(layout: str, balance: str, oracle: Oracle) -> None:
     """Loss, gradients and weights are those of a plain loop, however a step is placed."""

@@ -52,6 +52,7 @@ def test_chunks_change_nothing(layout: str, schedule: str, oracle: Oracle) -> No
     assert oracle.check(settings_of(LAYOUTS[layout], schedule=schedule, tied=True, seed=6)) == ""
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("microbatches", "schedule"), in_turn([1, 4], ["1f1b", "1f1b-v"]))
 def test_first_and_last_stage_need_not_be_tied(microbatches: int, schedule: str, oracle: Oracle) -> None:
     """Input and output embeddings of their own, and as few as one microbatch."""
@@ -79,6 +80,7 @@ def test_chunks_without_pictures_are_ordinary(pictures: str, schedule: str, orac
 MIXED = {"experts": 4, "experts_per_token": 1, "dense_layers": 1, "expert_bias_rate": 0.01, "balance_loss": 0.05}
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("schedule", ["1f1b", "1f1b-v"])
 def test_chunks_may_hold_experts(schedule: str, oracle: Oracle) -> None:
     """Every stage of a rank enters its own further losses and loads, and moves its own biases."""
@@ -102,6 +104,7 @@ def stages_of(layout: str, name: str) -> int:
     return int(keys.get("pp", 1) * keys.get("chunks", 1))
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("before", "after"),
     [

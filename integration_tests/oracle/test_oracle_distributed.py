@@ -110,6 +110,7 @@ def test_spreading_changes_nothing(case: Case, way: Way, oracle: Oracle) -> None
     assert oracle.check(distributed(oracle.clear(case.settings), way)) == ""
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("case", "way"),
     covering(
@@ -134,6 +135,7 @@ def test_lanes_without_pictures_take_part(layout: str, step: tuple[Way, tuple[st
     assert oracle.check(distributed(settings, way)) == ""
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("shard", ["optimizer", "gradients", "full"])
 def test_what_two_stages_of_a_rank_share_is_spread_once(shard: str, oracle: Oracle) -> None:
     """Chunks in a V put the first and the last stage, and so the tied embedding, on the same ranks."""

@@ -89,6 +89,7 @@ def test_lanes_without_pictures_wait_for_nobody(pictures: str, way: tuple[object
     assert oracle.check(hybrid(settings, *way)) == ""
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("schedule", "way"), in_turn(["zb-v", "interleaved"], [(1, "replicated"), (0.3, "full")]))
 def test_chunks_of_a_rank_are_held_together(schedule: str, way: tuple[object, str], oracle: Oracle) -> None:
     """Several stages on a rank, which share a tied embedding where they lie in a V, and recompute their layers."""
@@ -185,6 +186,7 @@ PLUGINS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("before", "after", "layout"),
     [
@@ -224,6 +226,7 @@ def test_another_layout_goes_on_within_the_law(
     check_going_on(pool, first, second, exactly=False)
 
 
+@pytest.mark.soak
 def test_evaluations_between_steps_change_nothing(pool: Workers) -> None:
     """They wait for what they read, and bring nothing back that a step has changed."""
     settings = table(LAYOUTS["colocated lanes"], microbatches=2)

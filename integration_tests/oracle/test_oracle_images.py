@@ -36,7 +36,6 @@ def settings_of(layout: str, model: str, **config: Any) -> Table:
     return table({**LAYOUTS[layout], "language": {**LAYOUTS[layout]["language"], **keys}}, microbatches=2)
 
 
-@pytest.mark.each("model")
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("layout", ["cp2 pp2", pytest.param("tp2, lanes", marks=pytest.mark.soak)])
 def test_layout_never_changes_the_result(layout: str, model: str, oracle: Oracle) -> None:

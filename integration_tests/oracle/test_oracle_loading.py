@@ -48,7 +48,6 @@ def loaded(layout: str, how: str) -> Table:
     return settings
 
 
-@pytest.mark.each("how")
 @pytest.mark.parametrize(("layout", "how"), in_turn(LAYOUTS, [*LOADING]))
 def test_loading_beside_the_step_changes_nothing(layout: str, how: str, oracle: Oracle) -> None:
     """Loss, gradients and weights after three steps equal one process that reads by a plain loop."""
@@ -101,6 +100,7 @@ def run_profiling(rank: int, settings: Table) -> Counter[tuple[int, int]]:
     return decoded
 
 
+@pytest.mark.soak
 def test_a_profile_times_no_decoding(pool: Pool) -> None:
     """Items are decoded once for all rounds of a measurement.
 

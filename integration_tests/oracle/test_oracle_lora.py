@@ -103,6 +103,7 @@ MIXED: dict[str, Modules] = {
 }
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("layout", "microbatches"), in_turn(MIXED, [2, 1]))
 def test_linears_of_mamba_and_of_experts_are_adapted(layout: str, microbatches: int, pool: Pool) -> None:
     """Each expert by its own; the encoder trains whole."""
@@ -127,6 +128,7 @@ def test_experts_are_adapted_that_are_cut(layout: str, optimizer: str, pool: Poo
     assert check(pool, settings) == ""
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("layout", "optimizer"), in_turn(CUT, ["adamw", "distributed"]))
 def test_experts_of_a_hybrid_are_adapted_that_are_cut(layout: str, optimizer: str, pool: Pool) -> None:
     """Beside Mamba layers, which tensor ranks cut."""
@@ -135,6 +137,7 @@ def test_experts_of_a_hybrid_are_adapted_that_are_cut(layout: str, optimizer: st
     assert check(pool, settings) == ""
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("schedule", ["zb-h1", pytest.param("zb-v", marks=pytest.mark.soak)])
 def test_their_weight_gradients_are_put_off_too(schedule: str, pool: Pool) -> None:
     """Where a schedule splits backwards."""
@@ -150,6 +153,7 @@ def test_optimizers_spread_them_over_lanes(optimizer: str, pool: Pool) -> None:
     assert check(pool, settings) == ""
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("recompute", [pytest.param("selective", marks=pytest.mark.soak), "full"])
 def test_layers_are_computed_again(recompute: str, pool: Pool) -> None:
     """Backward adds the same again."""

@@ -57,6 +57,7 @@ def test_layout_never_changes_the_result(layout: str, microbatches: int, oracle:
     assert oracle.check(settings_of(layout, microbatches=microbatches)) == ""
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("pattern", "seed"),
     [

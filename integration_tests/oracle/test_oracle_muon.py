@@ -231,6 +231,7 @@ def test_muon_moves_matrices_as_torch_does(layout: str, shard: str, pool: Pool) 
     assert check(settings_of(LAYOUTS[layout], shard), pool) == ""
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("pictures", "shard"), in_turn(["first", "none"], SHARDS))
 def test_muon_takes_ranks_without_pictures_along(pictures: str, shard: str, pool: Pool) -> None:
     """A step in which lanes have no picture, or none has, is an ordinary one."""
@@ -245,6 +246,7 @@ def test_muon_takes_each_expert_for_a_matrix(layout: str, shard: str, pool: Pool
     assert check(settings_of(EXPERTS[layout], shard, language=language, seed=seed), pool) == ""
 
 
+@pytest.mark.soak
 def test_muon_moves_what_lora_adds(pool: Pool) -> None:
     """Beside linears and experts that are cut; matrices of which one side is the rank."""
     language, seed = CLEAR_SEEDS["softmax"]
@@ -255,6 +257,7 @@ def test_muon_moves_what_lora_adds(pool: Pool) -> None:
     assert check(settings, pool) == ""
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("layout", "shard"), in_turn(TIED, SHARDS))
 def test_muon_leaves_tied_embeddings_alike(layout: str, shard: str, pool: Pool) -> None:
     """Both stages that hold the embeddings step them as AdamW does."""

@@ -69,6 +69,7 @@ def test_layout_never_changes_the_result(layout: str, how: tuple[int, str], orac
     assert oracle.check(settings_of(layout, microbatches=microbatches, weights=weights)) == ""
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("layout", "ep"), [("pp2 tp2 cp2 sp, tied", 2), *(pytest.param(one, 1, marks=pytest.mark.soak) for one in LAYOUTS)]
 )

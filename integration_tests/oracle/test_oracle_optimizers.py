@@ -106,7 +106,6 @@ def test_each_parameter_is_stepped_as_its_settings_say(rules: str, layout: str, 
     assert oracle.check(settings_of(LAYOUTS[layout], rules)) == ""
 
 
-@pytest.mark.each("who")
 @pytest.mark.parametrize(("who", "layout"), in_turn(OWN, list(LAYOUTS)))
 def test_each_thing_may_differ_at_each_level(who: str, layout: str, oracle: Oracle) -> None:
     """Plugin, rate, schedule, decay, betas and clip group; under another plugin, what was written for all stays."""
@@ -134,6 +133,7 @@ def test_one_module_may_have_several_plugins(plugin: str, layout: str, oracle: O
     assert oracle.check(settings) == ""
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("rules", "seed"), [("patterns", 45), ("a norm a module", 60), ("named clip groups", 85)])
 def test_experts_and_tied_embeddings_count_once_in_their_clip_group(rules: str, seed: int, oracle: Oracle) -> None:
     """Experts lie on ranks of their own, and a tied embedding on two stages; from these seeds on choices are clear."""

@@ -29,7 +29,6 @@ LAYOUTS: Mapping[str, Mapping[str, Mapping[str, Any]]] = {
 }
 
 
-@pytest.mark.each("config")
 @pytest.mark.parametrize(("layout", "config"), in_turn(LAYOUTS, list(CONFIGS)))
 def test_layout_changes_nothing(layout: str, config: str, oracle: Oracle) -> None:
     """Class tokens, positions and projector learn alike wherever rows are cut."""
@@ -46,6 +45,7 @@ def test_lanes_and_steps_without_pictures_are_ordinary(layout: str, pictures: st
     assert oracle.check(table(modules, microbatches=4, pictures=pictures)) == ""
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("microbatches", [1, pytest.param(4, marks=pytest.mark.soak)])
 def test_radio_and_hybrid_as_the_recipe_has_them(microbatches: int, oracle: Oracle) -> None:
     """Two lanes of two tensor ranks each, experts over all four ranks of the language model."""

@@ -99,6 +99,7 @@ def test_a_backward_may_be_split_too(recompute: str, how: tuple[str, str], oracl
     assert oracle.check(settings) == ""
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("recompute", WAYS)
 def test_a_backward_of_experts_may_be_split_too(recompute: str, oracle: Oracle) -> None:
     """The same for experts over several ranks."""

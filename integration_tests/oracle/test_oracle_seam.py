@@ -132,6 +132,7 @@ def test_a_step_ahead_changes_no_bit(variant: str, layout: str, pool: Pool) -> N
     check_trajectory(found, pool.run(world, run_steps, in_its_step(settings), 1, 3, ""), exactly=True)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("layout", ["overlapping, vision tp2", pytest.param(PIPELINED[1], marks=pytest.mark.soak)])
 def test_stopping_or_evaluating_in_between_changes_no_bit(layout: str, tmp_path: Path, pool: Pool) -> None:
     """A checkpoint holds nothing of the next step: its rows are made again; an evaluation leaves them alone."""
@@ -197,6 +198,7 @@ def test_rows_made_ahead_are_in_the_estimate(frozen: Any, pool: Pool) -> None:
     assert found[2] == (0, 0)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("ending", ["transient", pytest.param("persistent", marks=pytest.mark.soak)])
 @pytest.mark.parametrize("what", ["forward", pytest.param("gradient", marks=pytest.mark.soak)])
 def test_a_step_that_is_run_again_has_the_rows_of_its_tower(what: str, ending: str, tmp_path: Path, pool: Pool) -> None:

@@ -57,6 +57,7 @@ def test_samples_that_are_dropped_belong_to_no_step(oracle: Oracle) -> None:
     assert oracle.check(settings) == ""
 
 
+@pytest.mark.soak
 def test_lanes_without_samples_have_experts_too(oracle: Oracle) -> None:
     """All ranks of a stage meet for them in each microbatch."""
     settings = settings_of("two encoders, language pp2 dp2", "cost", language=EXPERTS)

@@ -38,7 +38,6 @@ LAYOUTS: dict[str, tuple[Keys, Keys]] = {
 }
 
 
-@pytest.mark.each("family")
 @pytest.mark.parametrize(("family", "layout"), in_turn(FAMILIES, list(LAYOUTS)))
 def test_families_of_vision_encoders_may_be_split_alike(family: str, layout: str, oracle: Oracle) -> None:
     """Loss, gradients and weights equal one process, with 0, 1 or 3 pictures of other sizes in each sample."""

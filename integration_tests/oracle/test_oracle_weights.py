@@ -135,6 +135,7 @@ def evaluated_by_hand(rank: int, settings: Table) -> EvaluationInfo:
     return EvaluationInfo(step=TRAINED, loss=loss / total, exact_match=right / judged, samples=judged)
 
 
+@pytest.mark.soak
 def test_evaluations_count_by_weight_too(pool: Pool) -> None:
     """The loss; and of a sample those tokens must be right that weigh something: one without any is not judged."""
     settings = table({"language": on(0, 7, pp=2, cp=2)}, microbatches=2, weights="mixed")

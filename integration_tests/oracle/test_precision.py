@@ -116,6 +116,7 @@ def test_bf16_losses_of_any_layout_are_near_one_process(layout: str, shard: str,
     assert all(step.loss_scale is None for ran in found for step in ran.steps)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("lanes", [1, 2])
 def test_bf16_losses_of_lanes_that_hold_copies(lanes: int, pool: Pool) -> None:
     """Whole fp32 weights on each lane, or on each pair of lanes, beside what layers compute with."""
@@ -154,6 +155,7 @@ def test_bf16_losses_of_experts(shard: str, pool: Pool) -> None:
     check_near(pool.run(4, run_steps, in_precision(settings, "bf16", shard=shard)), truth)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("shard", ["full", pytest.param("optimizer", marks=pytest.mark.soak)])
 def test_bf16_losses_of_what_lora_adds(shard: str, pool: Pool) -> None:
     """Beside linears and experts, over tensor ranks and those of an expert; it is fp32 as all weights are."""
@@ -167,6 +169,7 @@ def test_bf16_losses_of_what_lora_adds(shard: str, pool: Pool) -> None:
     check_near(pool.run(4, run_steps, in_precision(settings, "bf16", shard=shard)), truth)
 
 
+@pytest.mark.soak
 def test_bf16_rows_that_are_made_ahead(pool: Pool) -> None:
     """A frozen encoder's rows of the next step wait in bf16, those of two microbatches at once."""
     vision = on(0, 1, frozen=True, prefetch=True, batch_factor=2)
@@ -324,7 +327,6 @@ def run_loaded(rank: int, settings: Table, load: str) -> tuple[dict[str, Piece],
     return held(trainer), trainer.optimizer.loss_scale, train(trainer, STEPS + 1, 2 * STEPS)
 
 
-@pytest.mark.each("before", "after")
 @pytest.mark.parametrize(("before", "after"), [("bf16", "fp16"), ("fp16", "fp16"), ("fp16", "bf16"), ("bf16", "fp32")])
 def test_a_checkpoint_is_fp32_and_goes_on_in_another_precision(
     before: str, after: str, saved: Callable[[str], tuple[Path, dict[str, Tensor]]], pool: Pool, tmp_path: Path

@@ -42,6 +42,7 @@ def test_schedules_change_nothing(schedule: str, model_type: str, oracle: Oracle
     assert oracle.check({**settings, "schedule": dict(SCHEDULES[schedule])}) == ""
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("recompute", "model_type"), some(PIECES, {("full", "jamba")}))
 def test_layers_in_pieces_change_nothing(recompute: str, model_type: str, oracle: Oracle) -> None:
     """Whether a backward computes them again or not."""

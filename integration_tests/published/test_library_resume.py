@@ -99,12 +99,12 @@ def vision_of(name: str, hidden: int) -> Mapping[str, Any]:
 
 
 CASES = (
-    Case(vision="qwen3_vl", language="qwen3_vl_text", before="alone", after="disjoint, stages", always=True),
+    Case(vision="qwen3_vl", language="qwen3_vl_text", before="alone", after="disjoint, stages"),
     Case(vision="qwen3_vl", language="qwen3_vl_text", before="alone", after="tensor ranks in both"),
     Case(vision="tower", language="qwen3_moe", before="lanes", after="experts over tensor ranks"),
     Case(vision="tower", language="llama", before="alone", after="alone"),
     Case(vision="tower", language="llama", before="disjoint, stages", after="context ranks"),
-    Case(vision="tower", language="gemma3_text", before="stages of tensor ranks", after="lanes"),
+    Case(vision="tower", language="gemma3_text", before="stages of tensor ranks", after="lanes", always=True),
     Case(vision="tower", language="deepseek_v3", before="experts over lanes", after="alone"),
     Case(vision="tower", language="qwen3_next", before="disjoint, stages", after="tensor ranks in both"),
     Case(vision="tower", language="gpt_oss", before="context ranks", after="disjoint, stages"),

@@ -28,7 +28,7 @@ from whole_jobs import LAYOUTS
 from whole_models import deep_layers, layers_of, write_whole
 
 SOURCES = ROOT / "plugins" / "transformers" / "src"
-DRAWN = {"hf-decoder": 4, "hf-encoder": 2, "hf-images": 1, "decoder": 1, "siglip": 1}
+DRAWN = {"hf-decoder": 3, "hf-encoder": 1, "hf-images": 1, "decoder": 1}
 MODULES = ("hf-decoder", "hf-encoder", *(spec.name for spec in NAMED))
 """Plugins whose families are tested as modules; others as whole models."""
 SLOW = frozenset(

@@ -90,14 +90,20 @@ def assert_same(found: Any, expected: Any) -> None:
 SAVED: dict[str, tuple[int, ...]] = {"vision": (0, 1), "language": (2, 3)}
 
 
-@pytest.mark.parametrize("placement", [Shard(0), Shard(1), Replicate()], ids=str)
+GRIDS: tuple[dict[str, tuple[int, ...]], ...] = (
+    {"vision": (0,), "language": (0,)},
+    {"vision": (0, 1, 2), "language": (1, 2)},
+    {"language": (0, 2)},
+    {"vision": (3,), "language": (0, 1, 2, 3)},
+)
+
+
 @pytest.mark.parametrize(
-    "grids",
+    ("grids", "placement"),
     [
-        {"vision": (0,), "language": (0,)},
-        {"vision": (0, 1, 2), "language": (1, 2)},
-        {"language": (0, 2)},
-        {"vision": (3,), "language": (0, 1, 2, 3)},
+        pytest.param(grids, placement, marks=() if (number + place) % 3 == 0 else pytest.mark.soak)
+        for number, grids in enumerate(GRIDS)
+        for place, placement in enumerate((Shard(0), Shard(1), Replicate()))
     ],
     ids=str,
 )

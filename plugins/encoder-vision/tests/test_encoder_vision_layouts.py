@@ -188,8 +188,14 @@ def test_context_ranks_change_nothing(pp: int, cp: int, tp: int) -> None:
 FIVE = ((5, 9), (3, 4), (12, 5), (4, 4), (1, 1))
 
 
-@pytest.mark.parametrize(("pp", "cp", "tp"), [(2, 1, 2), (1, 3, 1)])
-@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "vit"])
+@pytest.mark.parametrize(
+    ("family", "pp", "cp", "tp"),
+    [
+        pytest.param(name, *layout, marks=() if number % 2 == place else pytest.mark.soak)
+        for number, name in enumerate(name for name in FAMILIES if name != "vit")
+        for place, layout in enumerate([(2, 1, 2), (1, 3, 1)])
+    ],
+)
 def test_layout_changes_no_family(family: str, pp: int, cp: int, tp: int) -> None:
     """The same for class tokens, joined patches, tiles, resampled and native images: five of them, and none."""
     _check_layouts(family, pp, cp, tp, (FIVE, ()))

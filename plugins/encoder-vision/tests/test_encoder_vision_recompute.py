@@ -36,7 +36,11 @@ def _subject(sizes: Sequence[tuple[int, int]]) -> Subject:
 
 
 @pytest.mark.parametrize(
-    ("cp", "tp", "sequence_parallel"), [(1, 1, False), (1, 2, False), (1, 2, True), (2, 1, False), (2, 2, True)]
+    ("cp", "tp", "sequence_parallel"),
+    [
+        *((1, 1, False), (2, 2, True)),
+        *(pytest.param(*one, marks=pytest.mark.soak) for one in ((1, 2, False), (1, 2, True), (2, 1, False))),
+    ],
 )
 def test_recomputing_and_splitting_change_no_bit(cp: int, tp: int, sequence_parallel: bool) -> None:
     """On all ranks, those without rows too, one microbatch has the gradients that it has without either."""

@@ -19,16 +19,21 @@ from mimo.topology import REPLICA
 from mimo_optimizer_distributed import DISTRIBUTED
 from mimo_optimizer_distributed._scatter import Scatter
 
+LANES = (
+    (2, 0, (EVERYBODY, EVERYBODY)),
+    (3, 0, (EVERYBODY, frozenset({1}))),
+    (3, 0, (frozenset({0, 2}), frozenset({0}))),
+    (4, 2, (EVERYBODY, frozenset({3}))),
+)
 
-@pytest.mark.parametrize("overlaps", [False, True])
-@pytest.mark.parametrize("shard", SHARDS)
+
 @pytest.mark.parametrize(
-    ("lanes", "shard_lanes", "full"),
+    ("shard", "lanes", "shard_lanes", "full", "overlaps"),
     [
-        (2, 0, (EVERYBODY, EVERYBODY)),
-        (3, 0, (EVERYBODY, frozenset({1}))),
-        (3, 0, (frozenset({0, 2}), frozenset({0}))),
-        (4, 2, (EVERYBODY, frozenset({3}))),
+        pytest.param(shard, *lanes, overlaps, marks=() if (kind + number + overlaps) % 2 == 0 else pytest.mark.soak)
+        for kind, shard in enumerate(SHARDS)
+        for number, lanes in enumerate(LANES)
+        for overlaps in (False, True)
     ],
 )
 def test_distributed_steps_are_those_of_one_process(

@@ -304,7 +304,10 @@ ends.set()
 """
 
 
-@pytest.mark.parametrize("end", ["", "raise SystemExit(3)", "raise KeyboardInterrupt"])
+@pytest.mark.parametrize(
+    "end",
+    [*(pytest.param(one, marks=pytest.mark.soak) for one in ("", "raise SystemExit(3)")), "raise KeyboardInterrupt"],
+)
 def test_exit_while_a_step_runs_lets_it_end(end: str) -> None:
     """Nothing hangs, whatever ends the program; the step comes to its end."""
     code = [sys.executable, "-c", EXITS + end]

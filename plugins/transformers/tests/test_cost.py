@@ -22,6 +22,7 @@ from mimo_transformers.cost.decoder import _counted
 from mimo_transformers.model import attention
 from mimo_transformers.model.stage import HfStage
 
+pytestmark = pytest.mark.newest
 LENGTHS = (7, 9)
 LABELS = 11
 
@@ -131,9 +132,14 @@ MIXED: Mapping[str, Mapping[str, Any]] = {
     "lfm2": {"layer_types": ["conv", "full_attention", "conv", "conv"]},
 }
 """Families whose layers mix rows by more than attention, or have experts in it, and changes of the small model."""
+ALWAYS = ("nemotron_h", "qwen3_next", "jetmoe", "lfm2")
+"""Scans, linear attention, experts in attention, convolutions; the soak has the others."""
 
 
-@pytest.mark.parametrize("model_type", MIXED)
+@pytest.mark.parametrize(
+    "model_type",
+    [pytest.param(one, marks=() if one in ALWAYS else pytest.mark.soak) for one in MIXED],
+)
 def test_operations_of_scans_are_those_that_torch_counts(model_type: str) -> None:
     """Of a forward that computes, and what scans save: products of matrices, in sums and solved systems too."""
     config = small(model_type, **MIXED[model_type])

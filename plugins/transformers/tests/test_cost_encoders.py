@@ -19,6 +19,7 @@ from mimo.model import OpCost, ProjectorConfig, Stage
 from mimo_transformers import HF_ENCODER, HF_IMAGES
 from mimo_transformers.cost.tower import TowerCost
 
+pytestmark = pytest.mark.newest
 HIDDEN = 24
 
 

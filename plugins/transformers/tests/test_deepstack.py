@@ -48,6 +48,7 @@ def test_layers_add_rows_of_images_as_the_librarys_do(model_type: str, stages: i
     check_learning(deep(model_type), samples, stages=stages, logits=_text_logits, grids=True)
 
 
+@pytest.mark.newest
 def test_layouts_hand_added_rows_on() -> None:
     """Stages of a layer, and context and tensor ranks, with a tied head that isn't the library's own."""
     lanes = ((7, 3, 5),)

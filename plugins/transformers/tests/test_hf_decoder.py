@@ -65,6 +65,7 @@ def _library_loss(network: Any, ids: Tensor) -> Tensor:
     return torch.nn.functional.cross_entropy(logits[:-1], ids[1:], reduction="sum")
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize(
     "model_type",
     [
@@ -94,7 +95,8 @@ def test_layouts_compute_what_the_whole_does(model_type: str) -> None:
     assert_language_layouts(HF_DECODER, layouts, config=config)
 
 
-@pytest.mark.parametrize("model_type", ["gemma3_text", "cohere2"])
+@pytest.mark.newest
+@pytest.mark.parametrize("model_type", ["gemma3_text", pytest.param("cohere2", marks=pytest.mark.soak)])
 def test_tensor_ranks_share_heads_of_keys_that_are_fewer(model_type: str) -> None:
     """Also where a rank's queries look at several of them, unequally many at each."""
     config = small(model_type, hidden_size=48, num_attention_heads=12, num_key_value_heads=3)

@@ -39,7 +39,8 @@ def test_it_keeps_the_promises_of_an_encoder(model_type: str, settings: dict[str
     assert_conforms(HF_ENCODER, IMAGES, config=small(model_type, **settings))
 
 
-@pytest.mark.parametrize("model_type", ["vit", "internvl_vision"])
+@pytest.mark.newest
+@pytest.mark.parametrize("model_type", [pytest.param("vit", marks=pytest.mark.soak), "internvl_vision"])
 def test_layouts_compute_what_the_whole_does(model_type: str) -> None:
     """Tensor ranks and recomputation, with and without images."""
     layouts = [ModuleLayout(tp=2), ModuleLayout(recompute="full")]

@@ -42,6 +42,7 @@ def test_it_keeps_the_promises_of_an_encoder(name: str) -> None:
     assert_conforms(HF_IMAGES, PICTURES, config=config, hidden=width_of(config))
 
 
+@pytest.mark.newest
 def test_layouts_compute_what_the_whole_does() -> None:
     """Tensor ranks and recomputation, with and without images."""
     config = config_of("internvl")

@@ -45,6 +45,7 @@ def test_gemma_3_learns_of_images_what_the_library_does(stages: int) -> None:
     check_learning(gemma(), samples, stages=stages, logits=_whole_logits)
 
 
+@pytest.mark.newest
 def test_layouts_see_items_as_the_whole_does() -> None:
     """Stages, tensor ranks, and context ranks that cut an item."""
     lanes = ((7, 3, 5),)

@@ -81,6 +81,7 @@ def test_no_family_that_is_listed_mixes_samples(model_type: str) -> None:
         assert changes_elsewhere(config) <= (1e-6 if config.experts else 0.0)
 
 
+@pytest.mark.newest
 def test_layouts_compute_what_the_whole_does() -> None:
     """Stages, tensor ranks and an empty lane, of layers with a scan beside attention."""
     layouts = [
@@ -90,6 +91,7 @@ def test_layouts_compute_what_the_whole_does() -> None:
     assert_language_layouts(HF_DECODER, layouts, config=small("falcon_h1"))
 
 
+@pytest.mark.newest
 @pytest.mark.soak
 @pytest.mark.parametrize("model_type", ["jamba", "qwen3_next", "nemotron_h", "mamba2", "granitemoehybrid", "minimax"])
 def test_layouts_of_more_families_compute_what_the_whole_does(model_type: str) -> None:

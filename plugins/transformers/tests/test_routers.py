@@ -90,6 +90,7 @@ def test_of_one_sample_and_one_layer_with_experts_it_is_the_loss_of_the_librarys
     compare_gradients([stage], network, {name: one if one is None else 8 * one for name, one in theirs.items()})
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize(
     "model_type", ["qwen3_moe", *(pytest.param(one, marks=pytest.mark.soak) for one in ("gpt_oss", "jamba"))]
 )

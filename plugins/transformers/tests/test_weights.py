@@ -155,7 +155,14 @@ def test_what_cannot_be_a_language_model_has_no_family() -> None:
         _ = HfDecoderConfig(model_type="mixtral", values={"num_local_experts": 2**40}).experts
 
 
-@pytest.mark.parametrize("model_type", ["dinov2", "vit", "siglip_vision_model", "convnext", "radio"])
+@pytest.mark.parametrize(
+    "model_type",
+    [
+        "dinov2",
+        "radio",
+        *(pytest.param(one, marks=pytest.mark.soak) for one in ("vit", "siglip_vision_model", "convnext")),
+    ],
+)
 def test_towers_go_in_and_out_to_the_bit(model_type: str, tmp_path: Path) -> None:
     """What isn't trained and whole numbers too; the projector has no place there."""
     library = config_of(known(model_type), {})

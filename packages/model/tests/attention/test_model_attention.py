@@ -214,7 +214,9 @@ def _check_shapes(*, whole: bool) -> None:
                 _check_case(lengths, context, causal=True, sliced=False, shape=shape, window=window, items=items)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "ranks", [pytest.param(ranks, marks=() if ranks in (1, 3) else pytest.mark.soak) for ranks in (1, 2, 3, 4)]
+)
 def test_equals_attention_with_a_mask(run_ranks: Callable[..., list[Any]], ranks: int) -> None:
     """Values and gradients are those of masked attention over any context ranks.
 
@@ -226,7 +228,11 @@ def test_equals_attention_with_a_mask(run_ranks: Callable[..., list[Any]], ranks
 
 
 @pytest.mark.parametrize(
-    ("answers", "ranks"), [("one call", 1), ("one call", 3), ("one call, torch 2.11", 2), ("no math kernel", 2)]
+    ("answers", "ranks"),
+    [
+        pytest.param("one call", 1, marks=pytest.mark.soak),
+        *(("one call", 3), ("one call, torch 2.11", 2), ("no math kernel", 2)),
+    ],
 )
 def test_equals_attention_with_a_mask_by_the_kernels_of_gpus(
     run_ranks: Callable[..., list[Any]], answers: str, ranks: int

@@ -365,6 +365,7 @@ def test_layers_of_third_parties_are_compiled_as_far_as_they_can_be() -> None:
     assert 2 <= graphs <= 6  # before the branch, and behind it on either side
 
 
+@pytest.mark.soak  # a compiler is run a dozen times
 def test_kernels_compute_the_same() -> None:
     """They write to what their graph needs no more, and not to what attention and deferred gradients read."""
     try:

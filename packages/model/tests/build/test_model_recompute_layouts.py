@@ -62,7 +62,11 @@ def test_collectives_are_repeated_by_all_ranks(name: str) -> None:
     assert_language_layouts(spec_of(config), again, like=layout, config=config)
 
 
-@pytest.mark.parametrize("config", [DENSE, EXPERTS, MAMBA], ids=["dense", "experts", "hybrid"])
+@pytest.mark.parametrize(
+    "config",
+    [pytest.param(DENSE, marks=pytest.mark.soak), EXPERTS, pytest.param(MAMBA, marks=pytest.mark.soak)],
+    ids=["dense", "experts", "hybrid"],
+)
 def test_weight_gradients_may_come_later(config: DecoderConfig | HybridConfig) -> None:
     """With recomputation or without, within law 1."""
     layouts = [

@@ -229,7 +229,10 @@ def _check_layouts(rank: int, cp: int, tp: int) -> None:
             _check_case(config, lengths, mesh, alone, pp=1 + len(lengths) % 2)
 
 
-@pytest.mark.parametrize(("cp", "tp"), [(2, 1), (3, 1), (4, 1), (2, 2), (2, 3)])
+@pytest.mark.parametrize(
+    ("cp", "tp"),
+    [(3, 1), (2, 2), *(pytest.param(*one, marks=pytest.mark.soak) for one in ((2, 1), (4, 1), (2, 3)))],
+)
 def test_context_ranks_change_nothing(run_ranks: Callable[..., list[Any]], cp: int, tp: int) -> None:
     """Losses, argmax, the encoders' gradients and every parameter's are within law 1 of one rank's.
 

@@ -175,7 +175,9 @@ def _check_gradients(whole: Part, part: Part, cp: int, tp: int) -> None:
         assert difference <= 1e-5 * max(float(_gradient(other).norm()), 1e-3 * float(norm)), (name, difference)
 
 
-@pytest.mark.parametrize(("cp", "tp"), [(1, 2), (3, 1), (2, 2)])
+@pytest.mark.parametrize(
+    ("cp", "tp"), [(2, 2), *(pytest.param(*one, marks=pytest.mark.soak) for one in ((1, 2), (3, 1)))]
+)
 def test_layout_changes_nothing(run_ranks: Callable[..., list[Any]], cp: int, tp: int) -> None:
     """Rows and gradients of every kind over tensor and context ranks, rows whole and split, and without an item."""
     run_ranks(cp * tp, _check_layout, cp, tp)

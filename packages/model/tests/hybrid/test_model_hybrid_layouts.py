@@ -58,7 +58,9 @@ EVERY = [
 ]
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "all kinds" else pytest.mark.soak) for name in CONFIGS]
+)
 def test_layout_changes_nothing(name: str) -> None:
     """Heads, groups cut inside too, rows of samples and lanes, stages of one kind of layer, experts anywhere."""
     assert_language_layouts(HYBRID, LAYOUTS[name], config=CONFIGS[name])

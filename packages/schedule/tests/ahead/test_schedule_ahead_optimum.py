@@ -237,7 +237,7 @@ class _Model:
 
 
 @pytest.mark.parametrize(
-    "seed", [seed if seed % 3 == 0 else pytest.param(seed, marks=pytest.mark.soak) for seed in range(CASES)]
+    "seed", [seed if seed % 6 == 0 else pytest.param(seed, marks=pytest.mark.soak) for seed in range(CASES)]
 )
 def test_ahead_is_within_a_twentieth_of_the_shortest_step(seed: int) -> None:
     """Its simulated step takes at most 1.05 times the optimum under the same budget, and keeps to that budget."""
