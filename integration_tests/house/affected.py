@@ -16,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import attrs
-from house import ROOT, Room, distribution_of, imported_modules, rooms
+from house import ROOT, Room, distribution_of, imported_modules, nodes_of, rooms, tree_of
 
 EVERYWHERE = ("conftest.py", "constraints.txt", "noxfile.py", "pyproject.toml")
 """Files of the root that any session reads."""
@@ -172,7 +172,7 @@ class Repository:
         text = path.read_text(encoding="utf-8")
         if path.suffix != ".py":
             return frozenset(self.files_of(_README.findall(text)))
-        nodes = list(ast.walk(ast.parse(text, filename=str(path))))
+        nodes = nodes_of(tree_of(path))
         named = {
             module
             for node in nodes

@@ -7,6 +7,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator, Mapping
+from functools import cache
 from importlib.metadata import packages_distributions
 from pathlib import Path
 from typing import Any
@@ -74,14 +75,14 @@ class Room:
         """Yield each Python file with its syntax tree."""
         for path in self.files():
             if path.suffix == ".py":
-                yield path, ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+                yield path, tree_of(path)
 
     def imports(self) -> list[Import]:
         """Return every import of every file, those inside functions and for type checkers included."""
         return [
             Import(module=module, file=path, line=node.lineno)
             for path, tree in self.trees()
-            for node in ast.walk(tree)
+            for node in nodes_of(tree)
             if isinstance(node, ast.Import | ast.ImportFrom)
             for module in imported_modules(node, path.relative_to(self.source))
         ]
@@ -91,6 +92,24 @@ class Room:
         extras = [line for lines in self.project.get("optional-dependencies", {}).values() for line in lines]
         needed = frozenset(map(distribution_of, self.project.get("dependencies", ())))
         return needed, frozenset(map(distribution_of, extras))
+
+
+@cache
+def tree_of(path: Path) -> ast.Module:
+    """Return the syntax tree of a Python file; nobody changes it."""
+    return ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+
+
+@cache
+def nodes_of(tree: ast.Module) -> tuple[ast.AST, ...]:
+    """Return all nodes of a tree, outer ones first."""
+    return tuple(ast.walk(tree))
+
+
+@cache
+def installed() -> Mapping[str, list[str]]:
+    """Return by the names of modules the distributions that are installed here and provide them."""
+    return {name: list(distributions) for name, distributions in packages_distributions().items()}
 
 
 def rooms() -> list[Room]:
@@ -138,4 +157,4 @@ def providers(module: str, known: Mapping[str, list[str]] | None = None) -> froz
         return frozenset({f"mimo-{rest[0]}"} if rest else ())
     if top.startswith("mimo_"):
         return frozenset({canonical(top)})
-    return frozenset(map(canonical, (packages_distributions() if known is None else known).get(top, [f"? {top}"])))
+    return frozenset(map(canonical, (installed() if known is None else known).get(top, [f"? {top}"])))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from affected import EVERYWHERE, OF_ALL, OLDEST, Repository, changed_since, module_name, sources_of
-from house import ROOT, imported_modules
+from house import ROOT, imported_modules, nodes_of, tree_of
 
 REPOSITORY = Repository()
 ALL = [*(session.name for session in REPOSITORY.sessions), *OLDEST.values(), *OF_ALL]
@@ -23,7 +23,7 @@ def importers() -> dict[Path, set[str]]:
     for session in REPOSITORY.sessions:
         for path in [*session.tests(), *sources_of(session.room)]:
             if path.suffix == ".py":
-                for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+                for node in nodes_of(tree_of(path)):
                     if isinstance(node, ast.Import | ast.ImportFrom):
                         file = path.relative_to(session.room.source if path in FILES else path.parent)
                         for name in imported_modules(node, file):

@@ -6,7 +6,7 @@ import ast
 from collections.abc import Collection, Iterator
 
 import pytest
-from house import ROOT, Room, rooms
+from house import ROOT, Room, nodes_of, rooms
 
 BY_RELEASE = {
     "packages/topology/src/mimo/topology/collectives.py": {
@@ -22,7 +22,7 @@ BY_RELEASE = {
 
 def used(tree: ast.Module, names: Collection[str]) -> Iterator[tuple[int, str]]:
     """Yield line and name where an attribute of any object has one of these names, or torch's is imported."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Attribute) and node.attr in names:
             yield node.lineno, node.attr
         elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("torch"):
@@ -67,7 +67,7 @@ SAVING = {"torch.distributed.checkpoint.save", "torch.distributed.checkpoint.loa
 def pickled(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield line and name of whatever would pickle between ranks."""
     yield from used(tree, PICKLING)
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.ImportFrom):
             modules = [node.module or "", *(f"{node.module}.{alias.name}" for alias in node.names)]
         elif isinstance(node, ast.Import):

@@ -6,7 +6,7 @@ import tomllib
 from importlib.metadata import packages_distributions
 
 import pytest
-from house import ROOT, Room, providers, rooms
+from house import ROOT, Room, installed, providers, rooms
 
 UNWANTED = {"torchvision", "torchcodec"}  # the registry's builds break torch and transformers by their presence
 ALSO = {"torch.utils.tensorboard": "tensorboard"}  # a module of torch that needs another distribution
@@ -14,7 +14,7 @@ ALSO = {"torch.utils.tensorboard": "tensorboard"}  # a module of torch that need
 
 def imported(room: Room) -> dict[str, str]:
     """Return the distributions that a room imports, each with one place where it does."""
-    known = {name: list(distributions) for name, distributions in packages_distributions().items()}
+    known = installed()
     needed, optional = room.declared()
     found: dict[str, str] = {}
     for place in room.imports():

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from house import ROOT, imported_modules
+from house import ROOT, imported_modules, nodes_of, tree_of
 from test_house_rooms import named
 
 TRAINER = ROOT / "packages" / "trainer"
@@ -42,7 +42,7 @@ def named_in(text: str) -> Iterator[str]:
 
 def inside(tree: ast.AST, file: Path, public: set[str], *, texts: bool = True) -> Iterator[str]:
     """Yield what a program imports, or names in its texts, of the trainer and that is not public."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         names: list[str] = []
         if isinstance(node, ast.Import | ast.ImportFrom):
             names = imported_modules(node, file)
@@ -58,7 +58,7 @@ def test_house_programs_use_public_names_of_the_trainer() -> None:
     public, found = public_names(), {}
     for path in (path for pattern in PROGRAMS for folder in ROOT.glob(pattern) for path in folder.rglob("*.py")):
         if not path.is_relative_to(TRAINER) and ".nox" not in path.parts:
-            tree = ast.parse(path.read_text(encoding="utf-8"))
+            tree = tree_of(path)
             names = set(inside(tree, path.relative_to(ROOT), public, texts=not path.is_relative_to(HOUSE)))
             if names:
                 found[path.relative_to(ROOT).as_posix()] = sorted(names)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import attrs
 import pytest
-from house import ROOT, Import, Room, imported_modules, rooms
+from house import ROOT, Import, Room, imported_modules, nodes_of, rooms, tree_of
 
 MAX_FILES = 12
 """Of one folder, beside its ``__init__``."""
@@ -142,7 +142,7 @@ class Sources:
         imports = {
             _module(path, room.source): tuple(
                 Import(module=module, file=path, line=node.lineno)
-                for node in ast.walk(tree)
+                for node in nodes_of(tree)
                 if isinstance(node, ast.Import | ast.ImportFrom)
                 for module in imported_modules(node, path.relative_to(room.source))
                 if f"{module}.".startswith(f"{room.package}.")
@@ -327,7 +327,7 @@ def test_house_class_names_have_one_meaning(package: str) -> None:
     """No two classes or type aliases of a package share a name, an underscore before it aside."""
     found: dict[str, list[str]] = {}
     for file in sources_of(package).files.values():
-        for node in ast.parse(file.read_text(encoding="utf-8")).body:
+        for node in tree_of(file).body:
             if name := _type_name(node):
                 found.setdefault(name.lstrip("_"), []).append(f"{file.relative_to(ROOT)}:{node.lineno}")
     shared = {name: places for name, places in found.items() if len(places) > 1}

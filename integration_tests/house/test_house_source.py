@@ -7,18 +7,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from house import ROOT, Room, imported_modules, rooms
+from house import ROOT, Room, imported_modules, nodes_of, rooms, tree_of
 
 PICKLING_MODULES = {"pickle", "_pickle", "cPickle", "cloudpickle", "dill", "joblib", "marshal", "shelve"}
 RUNNING_TEXT = {"eval", "exec", "compile", "__import__"}
 READING_CODE = {"torch.load", "torch.save", "torch.serialization", "torch.jit.load", "torch.package"}
+LAST_NAMES = {name.rpartition(".")[2] for name in READING_CODE}
 
 FOR_TESTS = "mimo-testing"  # pickles between processes of one test
 
 
 def executable_data(tree: ast.Module, file: Path) -> Iterator[tuple[int, str]]:
     """Yield line and name of whatever could turn data into code."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Import | ast.ImportFrom):
             for module in imported_modules(node, file):
                 if module.split(".")[0] in PICKLING_MODULES or any(
@@ -27,7 +28,7 @@ def executable_data(tree: ast.Module, file: Path) -> Iterator[tuple[int, str]]:
                     yield node.lineno, module
         elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load) and node.id in RUNNING_TEXT:
             yield node.lineno, node.id
-        elif isinstance(node, ast.Attribute) and ast.unparse(node) in READING_CODE:
+        elif isinstance(node, ast.Attribute) and node.attr in LAST_NAMES and ast.unparse(node) in READING_CODE:
             yield node.lineno, ast.unparse(node)
         elif isinstance(node, ast.keyword) and node.arg == "allow_pickle":
             yield node.value.lineno, "allow_pickle"
@@ -68,7 +69,7 @@ def test_house_no_state_of_the_process(room: Room) -> None:
     wrong = [
         f"{path.relative_to(ROOT)}:{node.lineno}: global {', '.join(node.names)}"
         for path, tree in room.trees()
-        for node in ast.walk(tree)
+        for node in nodes_of(tree)
         if isinstance(node, ast.Global)
     ]
     assert not wrong
@@ -80,7 +81,7 @@ HOOKSPEC_FILES = sorted(ROOT.glob("packages/*/src/mimo/*/hookspecs.py"))
 @pytest.mark.parametrize("file", HOOKSPEC_FILES, ids=lambda file: file.parent.name)
 def test_house_every_hook_is_marked_and_documented(file: Path) -> None:
     """A hook says when it is called and what it returns, is named ``mimo_*`` and carries the marker."""
-    functions = [node for node in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(node, ast.FunctionDef)]
+    functions = [node for node in tree_of(file).body if isinstance(node, ast.FunctionDef)]
     assert functions
     for function in functions:
         assert function.name.startswith("mimo_"), function.name
@@ -90,12 +91,7 @@ def test_house_every_hook_is_marked_and_documented(file: Path) -> None:
 
 def test_house_hooks_have_one_owner() -> None:
     """No hook is specified twice."""
-    names = [
-        node.name
-        for file in HOOKSPEC_FILES
-        for node in ast.parse(file.read_text(encoding="utf-8")).body
-        if isinstance(node, ast.FunctionDef)
-    ]
+    names = [node.name for file in HOOKSPEC_FILES for node in tree_of(file).body if isinstance(node, ast.FunctionDef)]
     assert len(names) == len(set(names))
 
 

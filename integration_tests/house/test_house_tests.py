@@ -7,12 +7,11 @@ import sys
 import tomllib
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatch
-from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
 from affected import TEST_TOOLS, Repository
-from house import ROOT, Room, distribution_of, imported_modules, providers, rooms
+from house import ROOT, Room, distribution_of, imported_modules, installed, nodes_of, providers, rooms, tree_of
 
 MAX_TESTS = 30
 """Of one folder."""
@@ -39,7 +38,7 @@ def imports_of_tests(room: Room, known: Mapping[str, list[str]]) -> Iterator[tup
     files = sorted((room.folder / "tests").rglob("*.py"))
     beside = {path.stem for path in files}
     for path in files:
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        for node in nodes_of(tree_of(path)):
             if isinstance(node, ast.Import | ast.ImportFrom):
                 for module in imported_modules(node, path.relative_to(room.folder)):
                     top = module.partition(".")[0]
@@ -52,7 +51,7 @@ def imports_of_tests(room: Room, known: Mapping[str, list[str]]) -> Iterator[tup
 @pytest.mark.parametrize("room", rooms(), ids=lambda room: room.name)
 def test_house_tests_lean_on_nothing_above_them(room: Room) -> None:
     """They import what their member declares, what its test group declares, what lies beside them, and test tools."""
-    known = {name: list(distributions) for name, distributions in packages_distributions().items()}
+    known = installed()
     fine = allowed(room)
     wrong = [place for place, choices in imports_of_tests(room, known) if choices and not choices & fine]
     assert not wrong

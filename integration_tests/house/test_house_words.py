@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from house import ROOT, Room, rooms
+from house import ROOT, Room, nodes_of, rooms, tree_of
 
 REPLACED: Mapping[str, str] = {
     **dict.fromkeys(("told", "tell", "tells", "Told", "tell_all"), "metrics, report, on_progress, all_gather_json"),
@@ -68,7 +68,7 @@ STORED = re.compile(r"[\"'`]deeds?[\"'`]")
 
 def names(tree: ast.Module) -> Iterator[str]:
     """Yield every name that a file gives: to classes, functions, arguments, variables and attributes."""
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         match node:
             case ast.ClassDef() | ast.FunctionDef() | ast.AsyncFunctionDef():
                 yield node.name
@@ -99,7 +99,7 @@ def test_house_names_of_tests_are_the_fields() -> None:
         f"{path.relative_to(ROOT)}: {name}"
         for pattern in TESTS
         for path in sorted(ROOT.glob(f"{pattern}/**/*.py"))
-        for name in names(ast.parse(path.read_text(encoding="utf-8")))
+        for name in names(tree_of(path))
         if name.strip("_") in REPLACED
     ]
     assert not again
@@ -121,7 +121,7 @@ def test_house_prose_is_the_fields() -> None:
 def prose_of_test(text: str) -> Iterator[tuple[int, str]]:
     """Yield what a test file says, by line: docstrings, comments, and its names with blanks for underscores."""
     tree = ast.parse(text)
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             yield from enumerate(node.value.value.splitlines(), start=node.lineno)
     for token in tokenize.generate_tokens(io.StringIO(text).readline):

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from house import rooms
+from house import nodes_of, rooms
 
 FILE = Path(__file__).with_name("torch_names.json")
 FOUND, MISSING, UNKNOWN = "found", "missing", "no answer"
@@ -47,7 +47,7 @@ def names_used(tree: ast.Module) -> dict[str, set[str]]:
     known = dict(_imports(tree))
     found: dict[str, set[str]] = {}
     inner: set[ast.expr] = set()
-    for node in ast.walk(tree):  # outer ones first
+    for node in nodes_of(tree):  # outer ones first
         if isinstance(node, ast.Call) and (name := _dotted(node.func, known)):
             found.setdefault(name, set()).update(keyword.arg for keyword in node.keywords if keyword.arg)
         if isinstance(node, ast.Attribute | ast.Name) and node not in inner and (name := _dotted(node, known)):
@@ -70,7 +70,7 @@ def all_names_used() -> dict[str, list[str]]:
 
 
 def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    for node in ast.walk(tree):
+    for node in nodes_of(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 if alias.name.partition(".")[0] == "torch":

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from PIL import Image
@@ -142,6 +144,20 @@ def test_models_without_two_halves_are_refused() -> None:
     config = config_of("llava", model_type="mllama", values={}, null=())
     with pytest.raises(ConfigError, match="got 'mllama' with no get_image_features"):
         HF_IMAGES.build(config, 16)
+
+
+def test_rows_that_are_not_as_wide_as_the_text_are_refused() -> None:
+    """A folder whose tower and language model don't belong together is refused by what differs."""
+    config = config_of("qwen2_5_vl")
+    values = json.loads(json.dumps(config.values))
+    values["vision_config"]["out_hidden_size"] = config.hidden // 2
+    with pytest.raises(ConfigError) as refused:
+        HF_IMAGES.build(attrs.evolve(config, values=values), config.hidden)
+    assert str(refused.value) == (
+        "config.model_type: expected an image-text model of transformers of which each image makes rows by itself, got "
+        "'qwen2_5_vl' with rows of another width than text_config.hidden_size. plugins/transformers/README.md lists "
+        "those that can be trained."
+    )
 
 
 def test_what_a_whole_model_says_of_its_text_may_be_left_out() -> None:

@@ -252,6 +252,8 @@ def _try(config: HfImagesConfig) -> TriedImages:
         if len(wanted[-1]) != processing.rows(size):
             return TriedImages(miscount=Miscount(size=size, made=len(wanted[-1]), said=processing.rows(size)))
     rows = torch.cat(wanted)
+    if rows.shape[1] % config.hidden:
+        raise UnfitError("rows of another width than text_config.hidden_size")
     _check(encoder, items, rows)
     there = encoder.published(whole)
     idle = frozenset(there[name].name for name in idle_in(encoder, lambda: encoder(items)))
