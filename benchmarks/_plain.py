@@ -84,36 +84,25 @@ def angles(config: Any, rows: int) -> tuple[Tensor, Tensor]:
     return found.cos(), found.sin()
 
 
-class Model(nn.Module):
-    """One image, then text."""
+class Tower(nn.Module):
+    """A vision encoder and its projector to rows of ``hidden``."""
 
-    def __init__(self, vision: Any, language: Any) -> None:
+    def __init__(self, vision: Any, hidden: int) -> None:
         super().__init__()
-        self.vision, self.language = vision, language
+        self.vision = vision
         self.patch = nn.Linear(vision.channels * vision.patch**2, vision.width)
         self.blocks = nn.ModuleList(VisionBlock(vision) for _ in range(vision.layers))
         self.norm = nn.LayerNorm(vision.width)
-        self.projector = nn.Sequential(
-            nn.Linear(vision.width, language.hidden), nn.GELU(), nn.Linear(language.hidden, language.hidden)
-        )
-        self.embedding = nn.Embedding(language.vocabulary, language.hidden)
-        self.layers = nn.ModuleList(DecoderBlock(language) for _ in range(language.layers))
-        self.final = nn.RMSNorm(language.hidden, eps=language.norm_eps)
-        self.head = nn.Linear(language.hidden, language.vocabulary, bias=False)
+        self.projector = nn.Sequential(nn.Linear(vision.width, hidden), nn.GELU(), nn.Linear(hidden, hidden))
 
-    def forward(self, pictures: Tensor, tokens: Tensor) -> Tensor:
-        """Return the mean loss of text ``tokens`` [B, S] behind ``pictures`` [B, C, height, width]."""
+    def forward(self, pictures: Tensor) -> Tensor:
+        """Return rows [B, P, H] of ``pictures`` [B, C, height, width]."""
         x = self.patch(F.unfold(pictures, self.vision.patch, stride=self.vision.patch).transpose(1, 2))
         x = x + self._positions(pictures)
         for block in self.blocks:
             x = block(x)
-        rows = self.projector(self.norm(x))
-        x = torch.cat([rows, self.embedding(tokens)], 1)
-        cos, sin = angles(self.language, x.shape[1])
-        for layer in self.layers:
-            x = layer(x, cos, sin)
-        hidden = self.final(x[:, rows.shape[1] - 1 : -1])
-        return F.cross_entropy(self.head(hidden).flatten(0, 1), tokens.flatten())
+        rows: Tensor = self.projector(self.norm(x))
+        return rows
 
     def _positions(self, pictures: Tensor) -> Tensor:
         """Return sines and cosines [P, width] of each patch's row and column."""
@@ -123,3 +112,26 @@ class Model(nn.Module):
         down = torch.cat([rows.sin(), rows.cos()], -1)[:, None].expand(-1, width, -1)
         across = torch.cat([columns.sin(), columns.cos()], -1)[None].expand(height, -1, -1)
         return torch.cat([down, across], -1).flatten(0, 1)
+
+
+class Model(nn.Module):
+    """One image, then text."""
+
+    def __init__(self, vision: Any, language: Any) -> None:
+        super().__init__()
+        self.language = language
+        self.tower = Tower(vision, language.hidden)
+        self.embedding = nn.Embedding(language.vocabulary, language.hidden)
+        self.layers = nn.ModuleList(DecoderBlock(language) for _ in range(language.layers))
+        self.final = nn.RMSNorm(language.hidden, eps=language.norm_eps)
+        self.head = nn.Linear(language.hidden, language.vocabulary, bias=False)
+
+    def forward(self, pictures: Tensor, tokens: Tensor) -> Tensor:
+        """Return the mean loss of text ``tokens`` [B, S] behind ``pictures`` [B, C, height, width]."""
+        rows = self.tower(pictures)
+        x = torch.cat([rows, self.embedding(tokens)], 1)
+        cos, sin = angles(self.language, x.shape[1])
+        for layer in self.layers:
+            x = layer(x, cos, sin)
+        hidden = self.final(x[:, rows.shape[1] - 1 : -1])
+        return F.cross_entropy(self.head(hidden).flatten(0, 1), tokens.flatten())

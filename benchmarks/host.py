@@ -2,6 +2,7 @@
 
 48 layers of width 64; four microbatches of one sample of 32 tokens. In one process and over four pipeline ranks beside
 the plain one-process loop; over two stages of two tensor ranks beside plain layers of those sizes with bare messages.
+And of the digit reader in four processes, two lanes that see and two tensor ranks that read, beside such layers too.
 CPU seconds, all ranks summed, one thread each, start-up excluded; all take turns in one run.
 ``nox -s bench -- host [--rounds N]`` prints a table, and as its last line one JSON object.
 """
@@ -17,21 +18,25 @@ from functools import partial
 from typing import Any, TypeAlias
 
 import _plain
+import attrs
 import torch
 import torch.distributed as dist
-from _floor import Floor
+from _floor import Floor, SeeingFloor
 from _forked import of_each_rank
 from _text import WORDS, find
+from overhead import CASES as MODELS
 from torch import Tensor, nn
 from torch.nn import functional
 
+from mimo.model import EncoderSpec
 from mimo.trainer import Job, Trainer, read_settings, resolve
 
 CONFIG = {"hidden": 64, "layers": 48, "heads": 4, "intermediate": 128}
 MICROBATCHES, WORDS_OF_A_SAMPLE = 4, 31
-WARM_UP, STEPS = 3, 10
+WARM_UP = 3
 
 Step: TypeAlias = Callable[[int], Any]
+Make: TypeAlias = Callable[[int], Step]
 
 
 def job_of(**layout: Any) -> Job:
@@ -100,6 +105,33 @@ def make_floor(rank: int) -> Step:
     return lambda number: floor.step(samples(number))
 
 
+def make_digits(rank: int) -> Step:
+    """Return what does a step of the digit reader on a rank."""
+    return Trainer(MODELS["digits"].job(), rank=rank, device="cpu").train
+
+
+def make_digits_floor(rank: int) -> Step:
+    """Return what does a step of the same with plain layers and bare messages."""
+    job = MODELS["digits"].job()
+    assert job.train is not None
+    order, train = job.sample_order(), job.train
+    vision, language = job.module("vision"), job.module("language")
+    assert isinstance(vision.spec, EncoderSpec)
+    prepare = vision.spec.prepare
+    floor = SeeingFloor(vision.config, language.config, rank)
+    (rows,) = {vision.spec.rows(vision.config, train.infos(sample)[0].size) for sample in order.samples(1)}
+
+    def step(number: int) -> None:
+        samples = order.samples(number)
+        mine = samples[floor.half :: 2] if floor.sees else ()
+        pixels = [prepare(vision.config, train.raw(sample, 0))["pixels"] for sample in mine]
+        ordered = [*samples[::2], *samples[1::2]]
+        tokens = torch.tensor([train.tokens(sample)[1:] for sample in ordered])
+        floor.step(torch.cat(pixels) if pixels else torch.empty(0), tokens, rows)
+
+    return step
+
+
 def _samples() -> Callable[[int], list[Tensor]]:
     job = job_of()
     order, train = job.sample_order(), job.train
@@ -107,37 +139,56 @@ def _samples() -> Callable[[int], list[Tensor]]:
     return lambda step: [torch.tensor(train.tokens(sample)) for sample in order.samples(step)]
 
 
-def measure(make: Callable[[int], Step], rank: int) -> float:
-    """Return a rank's CPU seconds over the measured steps."""
+def measure(make: Make, steps: int, rank: int) -> float:
+    """Return a rank's CPU seconds a step."""
     step = make(rank)
     for number in range(1, WARM_UP + 1):
         step(number)
     dist.barrier()
     start = time.process_time()
-    for number in range(WARM_UP + 1, WARM_UP + STEPS + 1):
+    for number in range(WARM_UP + 1, WARM_UP + steps + 1):
         step(number)
-    return time.process_time() - start
+    return (time.process_time() - start) / steps
 
 
-Make: TypeAlias = Callable[[int], Step]
-CASES: dict[str, tuple[Make, int, Make, int, float]] = {
-    "one process / plain loop": (make_ours, 1, make_plain, 1, 1.15),
-    "pp 4 / plain loop": (partial(make_ours, ranks="0-3", pp=4), 4, make_plain, 1, 1.3),
-    "tp 2 pp 2 / plain layers and bare messages": (partial(make_ours, ranks="0-3", tp=2, pp=2), 4, make_floor, 4, 1.2),
+@attrs.frozen
+class Case:
+    """What is compared with what, on how many ranks each, and the most that it is to be."""
+
+    ours: Make
+    ranks: int
+    plain: Make
+    plain_ranks: int
+    aim: float
+    steps: int = 10
+
+
+DEEP = "CPU a step, 48 layers of 64"
+CASES = {
+    f"{DEEP}, one process / plain loop": Case(make_ours, 1, make_plain, 1, 1.15),
+    f"{DEEP}, pp 4 / plain loop": Case(partial(make_ours, ranks="0-3", pp=4), 4, make_plain, 1, 1.3),
+    f"{DEEP}, tp 2 pp 2 / plain layers and bare messages": Case(
+        partial(make_ours, ranks="0-3", tp=2, pp=2), 4, make_floor, 4, 1.2
+    ),
+    "CPU a step, digits, four processes / plain layers and bare messages": Case(
+        make_digits, 4, make_digits_floor, 4, 1.3, steps=40
+    ),
 }
-"""What is compared with what, on how many ranks each, and the most that it is to be."""
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=5, help="turns of each, of which the median counts")
-    rounds = parser.parse_args().rounds
-    found: dict[str, list[float]] = {f"CPU a step, 48 layers of 64, {name}": [] for name in CASES}
+    parser.add_argument("--cases", default="", help="those alone whose names have this in them")
+    options = parser.parse_args()
+    rounds = options.rounds
+    found: dict[str, list[float]] = {name: [] for name in CASES if options.cases in name}
     for _ in range(rounds):
-        for (ours, ranks, usual, others, _), (what, ratios) in zip(CASES.values(), found.items(), strict=True):
-            mine = sum(of_each_rank(partial(measure, ours), world=ranks)) / STEPS
-            plain = sum(of_each_rank(partial(measure, usual), world=others)) / STEPS
+        for what, ratios in found.items():
+            case = CASES[what]
+            mine = sum(of_each_rank(partial(measure, case.ours, case.steps), world=case.ranks))
+            plain = sum(of_each_rank(partial(measure, case.plain, case.steps), world=case.plain_ranks))
             ratios.append(mine / plain)
             print(f"{what}: {mine * 1e3:.1f} ms / {plain * 1e3:.1f} ms = {ratios[-1]:.3f}")
     print(
@@ -145,7 +196,7 @@ def main() -> None:
             {
                 "bench": "host",
                 "ratios": {what: statistics.median(ratios) for what, ratios in found.items()},
-                "aims": {what: ["<=", aim] for what, (*_, aim) in zip(found, CASES.values(), strict=True)},
+                "aims": {what: ["<=", CASES[what].aim] for what in found},
                 "runs": rounds,
                 "spread": {what: [min(ratios), max(ratios)] for what, ratios in found.items()},
             }

@@ -173,7 +173,7 @@ def test_tensor_ranks_write_what_one_does(name: str, tp: int, pool: Pool) -> Non
     assert pool.run(tp, write, settings_for(name, tp)) == [alone] * tp
 
 
-@pytest.mark.parametrize("name", LANGUAGES)
+@pytest.mark.parametrize("name", some(LANGUAGES, {"decoder", "hybrid"}))
 def test_prompts_are_continued_at_once_as_each_by_itself(name: str, pool: Pool) -> None:
     """With pictures or without, however many at once: what ends makes room for the next, and draws stay the same."""
     ((alone, drawn, *together),) = pool.recall(1, write_many, settings_for(name), (0, 2, 6))
@@ -185,7 +185,7 @@ def test_prompts_are_continued_at_once_as_each_by_itself(name: str, pool: Pool) 
         assert pool.run(1, write_many, settings_for(name), (3,), False) == [together[:2]]
 
 
-@pytest.mark.parametrize(("name", "tp"), [("decoder", 2), ("hybrid", 3)])
+@pytest.mark.parametrize(("name", "tp"), some([("decoder", 2), ("hybrid", 3)], {("hybrid", 3)}))
 def test_tensor_ranks_continue_several_prompts_as_one_does(name: str, tp: int, pool: Pool) -> None:
     """Each of them, with the same draws."""
     ((_, _, *together),) = pool.recall(1, write_many, settings_for(name), (0, 2, 6))
@@ -202,7 +202,7 @@ PIPELINES = [
 """Names of `LANGUAGES`, tp, pp, ep."""
 
 
-@pytest.mark.parametrize(("name", "tp", "pp", "ep"), some(PIPELINES, {("hybrid", 1, 3, 1), ("experts", 1, 2, 2)}))
+@pytest.mark.parametrize(("name", "tp", "pp", "ep"), some(PIPELINES, {("experts", 1, 2, 2)}))
 def test_stages_write_what_one_process_does(name: str, tp: int, pp: int, ep: int, pool: Pool) -> None:
     """Every rank of each, one prompt or several at once, likeliest tokens and drawn ones, tied embeddings too."""
     settings = settings_for(name, tp, pp, ep)
@@ -312,7 +312,7 @@ def write_checkpoint(rank: int, folder: str, tp: int, pp: int) -> tuple[list[str
     ("family", "plugin"),
     some(
         [("llama", "decoder"), ("nemotron_h", "hybrid"), ("llama", "hf-decoder"), ("gpt_oss", "hf-decoder")],
-        {("nemotron_h", "hybrid"), ("gpt_oss", "hf-decoder")},
+        {("nemotron_h", "hybrid")},
     ),
 )
 def test_published_weights_write_what_transformers_does(family: str, plugin: str, tmp_path: Path, pool: Pool) -> None:

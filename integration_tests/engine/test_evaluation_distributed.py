@@ -60,6 +60,7 @@ def test_a_checkpoint_is_evaluated_on_fewer_lanes_than_it_was_trained_on(tmp_pat
     assert one == pytest.approx(four[:1], rel=1e-6)
 
 
+@pytest.mark.soak
 def test_compiled_layers_evaluate_to_the_same(tmp_path: Path, pool: Pool) -> None:
     """Without gradients they have graphs of their own."""
     settings = settings_of({"vision": on(0, 0), "language": on(0, 0)}, tmp_path)

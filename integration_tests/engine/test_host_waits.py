@@ -107,8 +107,8 @@ LIBRARY: Mapping[str, Callable[[], Table]] = {
     "rows that see each other, tp2": lambda: settings_of("tp2, lanes", "items"),
     "rows behind layers, cp2 pp2": lambda: settings_of("cp2 pp2", "deep grids"),
 }
-ALWAYS = {"an encoder on other ranks", "experts over lanes", "recomputed experts", "what is dropped", "hybrid"}
-ALWAYS |= {"a teacher and a flow on other ranks", "models of transformers that drop", "rows behind layers, cp2 pp2"}
+ALWAYS = {"experts over lanes", "recomputed experts", "hybrid", "a teacher and a flow on other ranks"}
+ALWAYS |= {"rows behind layers, cp2 pp2"}
 LAYERS_OF_EXPERTS = {
     "experts": 2,
     "experts over lanes": 2,

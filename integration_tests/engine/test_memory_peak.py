@@ -151,6 +151,7 @@ IMAGES: Mapping[str, tuple[str, Modules]] = {
 """Published models and modules."""
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "case", [pytest.param(one, marks=[pytest.mark.soak] if one == "tiles" else []) for one in IMAGES]
 )

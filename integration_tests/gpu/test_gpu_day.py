@@ -205,6 +205,7 @@ def day(folder: Path, *words: str) -> list[dict[str, Any]]:
     return lines
 
 
+@pytest.mark.soak
 def test_day_counts_where_a_step_waits(tmp_path: Path) -> None:
     """Each place is a file and line of ours; one that the test itself makes is found."""
     (line,) = day(tmp_path, "1", "--only", "synchronisations")

@@ -117,6 +117,7 @@ def test_losses_of_slices_count_once(pool: Pool) -> None:
         assert found == (pytest.approx(step, rel=1e-5), pytest.approx(held_out, rel=1e-5), rows)
 
 
+@pytest.mark.soak
 def test_a_run_resumes_with_its_generator_on_other_stages(pool: Pool, tmp_path: Path) -> None:
     """From two stages to lanes."""
     first, second = drawing(on(0, 0), on(0, 1, pp=2)), drawing(on(0, 0), on(0, 1))

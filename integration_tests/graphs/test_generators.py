@@ -189,7 +189,6 @@ def test_all_kinds_of_modules_in_one_graph(pictures: str, oracle: Oracle) -> Non
     assert oracle.check(settings) == ""
 
 
-@pytest.mark.each("frozen")
 @pytest.mark.parametrize("frozen", ["language", "drawer", "vision"])
 def test_what_is_frozen_hands_gradients_on(frozen: str, oracle: Oracle) -> None:
     """A frozen generator still teaches what feeds it; a frozen language model that nothing feeds gets no gradient."""

@@ -97,6 +97,7 @@ def test_all_that_is_learned_at_once_equals_one_process(schedule: str, way: str,
     assert adapted.check(settings) == ""
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     "module", ["teacher", "language", *(pytest.param(one, marks=pytest.mark.soak) for one in ("vision", "drawer"))]
 )

@@ -52,11 +52,13 @@ def runs() -> list[Table]:
     return [settings for settings in drawn if refusal(settings) is None]
 
 
+@pytest.mark.soak
 def test_most_of_what_is_drawn_is_run(runs: list[Table]) -> None:
     """No more than a tenth is refused by its settings."""
     assert len(runs) >= 0.9 * COUNT
 
 
+@pytest.mark.soak
 def test_all_that_layouts_may_have_comes_up(runs: list[Table]) -> None:
     """In settings that are run."""
     assert WANTED - set().union(*map(features, runs)) == set()

@@ -93,7 +93,7 @@ def settings_of(layout: str, samples: Path) -> Table:
 
 
 @pytest.mark.parametrize(
-    "layout", [pytest.param(layout, marks=pytest.mark.soak if "cp2" in layout else ()) for layout in LAYOUTS]
+    "layout", [pytest.param(layout, marks=() if "sp" in layout else pytest.mark.soak) for layout in LAYOUTS]
 )
 def test_a_file_feeds_two_encoders_of_pictures(layout: str, samples: Path, oracle: Oracle) -> None:
     """Loss, gradients and weights equal one process, whatever the names of the modalities."""

@@ -145,6 +145,7 @@ def test_their_weight_gradients_are_put_off_too(schedule: str, pool: Pool) -> No
     assert check(pool, scheduled(settings, schedule)) == ""
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("optimizer", ["distributed", pytest.param("hybrid", marks=pytest.mark.soak)])
 def test_optimizers_spread_them_over_lanes(optimizer: str, pool: Pool) -> None:
     """With weights of which some are frozen and some are not; key-value heads are fewer than tensor ranks."""

@@ -72,6 +72,7 @@ def test_weights_of_any_seed_will_do(pattern: str, seed: int, oracle: Oracle) ->
     assert oracle.check(oracle.clear(settings)) == ""
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("recompute", ["selective", "full"])
 def test_recomputed_and_with_weight_gradients_put_off(recompute: str, oracle: Oracle) -> None:
     """Layers compute again what they did not keep, and leave weights' gradients for later."""

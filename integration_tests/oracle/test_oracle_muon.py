@@ -264,6 +264,7 @@ def test_muon_leaves_tied_embeddings_alike(layout: str, shard: str, pool: Pool) 
     assert check(settings_of(TIED[layout], shard, language={"tied": True}), pool) == ""
 
 
+@pytest.mark.soak
 def test_muon_goes_on_from_a_checkpoint_in_any_layout(tmp_path: Path, pool: Pool) -> None:
     """The same layout goes on to the bit; another one takes over weights, momentum and moments to the bit."""
     language, seed = CLEAR_SEEDS["softmax"]

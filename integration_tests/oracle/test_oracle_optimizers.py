@@ -116,6 +116,7 @@ def test_each_thing_may_differ_at_each_level(who: str, layout: str, oracle: Orac
     assert oracle.check(settings) == ""
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("rules", "shard"), in_turn(RULES, ["optimizer", "full", "gradients"]))
 def test_patterns_and_norms_work_over_pieces_of_parameters(rules: str, shard: str, oracle: Oracle) -> None:
     """A norm counts each piece once, however a module's parameters are spread over its lanes."""

@@ -146,6 +146,7 @@ def test_bf16_losses_where_backward_is_split_and_repeated(recompute: str, shard:
     check_near(pool.run(4, run_steps, in_precision(settings, "bf16", shard=shard)), truth)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("shard", ["optimizer", "full"])
 def test_bf16_losses_of_experts(shard: str, pool: Pool) -> None:
     """Rows go to their experts in bf16, chosen in fp32."""

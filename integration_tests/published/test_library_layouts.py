@@ -31,6 +31,7 @@ def settings_of(model_type: str, modules: Modules, **language: Any) -> Table:
     return table({**modules, "language": {**modules["language"], **keys}}, microbatches=4, eps=EVEN_EPS)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("schedule", "model_type"),
     some(itertools.product(SPLITTING, FAMILIES), {("zb-h1", "jamba")}),

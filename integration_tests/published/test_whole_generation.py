@@ -33,7 +33,7 @@ MODELS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "places alone": ("qwen2_vl", "decoder", {}),
     "tiles with text between": ("idefics3", "decoder", {}),
 }
-QUICK = ("rows that see each other", "text between rows")
+QUICK = ("rows that see each other",)
 
 
 def prompts_of(job: Job, images: Path) -> list[Prompt]:

@@ -150,6 +150,7 @@ def test_a_tuned_model_is_the_librarys(tuned: Whole, pool: Pool) -> None:
     assert changed == {name for name in tensors_of(tuned.there).keys() - tower if not name.endswith(CHOOSING)}
 
 
+@pytest.mark.soak
 def test_a_tuned_tower_is_the_librarys(tuned: Whole, pool: Pool) -> None:
     """Where nothing is frozen all has changed but what no row of an image depends on."""
     changed = fine_tune(tuned, pool, "tower")

@@ -176,8 +176,8 @@ def test_layout_changes_nothing(pp: int, cp: int, tp: int) -> None:
 @pytest.mark.parametrize(
     ("pp", "cp", "tp"),
     [
-        *((2, 3, 1), (2, 2, 2)),
-        *(pytest.param(*one, marks=pytest.mark.soak) for one in ((1, 2, 1), (1, 4, 1), (1, 2, 3))),
+        (2, 2, 2),
+        *(pytest.param(*one, marks=pytest.mark.soak) for one in ((2, 3, 1), (1, 2, 1), (1, 4, 1), (1, 2, 3))),
     ],
 )
 def test_context_ranks_change_nothing(pp: int, cp: int, tp: int) -> None:

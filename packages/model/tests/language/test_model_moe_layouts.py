@@ -50,7 +50,9 @@ LAYOUTS = [
 ]
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if number == 0 else pytest.mark.soak) for number, name in enumerate(CONFIGS)]
+)
 def test_experts_lie_anywhere_and_change_nothing(name: str) -> None:
     """Wherever rows and experts lie, weights are the same bits, and losses, loads and gradients those of one rank."""
     assert_language_layouts(DECODER, LAYOUTS, config=CONFIGS[name])

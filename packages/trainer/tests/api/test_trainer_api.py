@@ -108,6 +108,7 @@ except ConfigError as error:
     assert "refused run.directory" in lines, printed
 
 
+@pytest.mark.soak  # a page is followed there every time
 def test_api_train_in_ipython(folder: Path) -> None:
     """A run is trained from a cell and from a cell's thread, whose output appears where the cell prints."""
     (folder / "cells.ipy").write_text(CELLS, encoding="utf-8")
@@ -139,7 +140,7 @@ except RunFailedError as error:
     assert "train.jsonl:9" in ended.err
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.soak), signal.SIGKILL])
 def test_api_train_leaves_nobody_behind(folder: Path, number: signal.Signals) -> None:
     """An interrupt of the program alone is raised where it trains, and ends all ranks; they end with it if it dies."""
     with start(

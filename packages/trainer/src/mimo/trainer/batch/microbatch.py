@@ -71,6 +71,7 @@ class Microbatch:
         self._layouts = layouts
         self._owners: dict[str, Ownership] = {}
         self._items: dict[str, tuple[tuple[int, PlacedItem], ...]] = {}
+        self._lane_items: dict[tuple[str, int], tuple[tuple[int, PlacedItem], ...]] = {}
         self._rows: dict[str, list[Sequence[int]]] = {}
         self._token_cuts: dict[tuple[str, int, int], TokenCut] = {}
         self._passes: dict[str, tuple[Microbatch, ...]] = {}
@@ -139,11 +140,15 @@ class Microbatch:
 
     def lane_items(self, module: JobModule, lane: int) -> tuple[tuple[int, PlacedItem], ...]:
         """Return the same, each with the position of its sample."""
-        items, own = self._items_of(module), self.item_owners(module).span(lane)
-        if module.is_generator:
-            positions = set(self.made_samples(module, lane))
-            return tuple(pair for pair in items if pair[0] in positions)
-        return tuple(items[number] for number in own)
+        key = module.name, lane
+        if key not in self._lane_items:
+            items, own = self._items_of(module), self.item_owners(module).span(lane)
+            if module.is_generator:
+                positions = set(self.made_samples(module, lane))
+                self._lane_items[key] = tuple(pair for pair in items if pair[0] in positions)
+            else:
+                self._lane_items[key] = tuple(items[number] for number in own)
+        return self._lane_items[key]
 
     def made_samples(self, generator: JobModule, lane: int) -> tuple[int, ...]:
         """Return the positions of the samples that hold items for a lane of a generator to make, ascending."""
@@ -179,7 +184,7 @@ class Microbatch:
         Raises:
             DataError: an item cannot be decoded, or has another size than it had; its file and line are named.
         """
-        count = len(self.items(module, lane))
+        count = len(self.lane_items(module, lane))
         for number in reversed(range(count)):  # towards threads that decode from the first on: none is waited for twice
             for ahead in self._ahead.get((module.name, lane, number), [])[:1]:
                 ahead.wait()
@@ -187,7 +192,7 @@ class Microbatch:
 
     def prepare_one(self, module: JobModule, lane: int, number: int) -> Item:
         """Decode one of the items that a lane of an encoder reads, as `prepare` does."""
-        item = self.items(module, lane)[number]
+        _, item = self.lane_items(module, lane)[number]
         waiting = self._ahead.get((module.name, lane, number))
         ahead = waiting.pop(0) if waiting else None
         prepare = partial(blank_item, module, item.info) if item.is_broken else self._preparing(module, item)
@@ -244,6 +249,7 @@ class Microbatch:
             for position, layout in enumerate(self.layouts)
         )
         self._items.clear()  # those of the layouts before
+        self._lane_items.clear()
         self._rows.clear()
         for module in self._job.item_modules:
             for lane in range(module.grid.dp):
