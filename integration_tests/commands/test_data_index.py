@@ -282,11 +282,11 @@ def _no_change(_folder: Path) -> None:
     ("change", "override", "named"),
     [
         (_data, (), "the data"),
-        (_words, (), "the tokenizer"),
-        (_no_change, ("data.chat.system=Be kind",), READING),
+        pytest.param(_words, (), "the tokenizer", marks=pytest.mark.soak),
+        pytest.param(_no_change, ("data.chat.system=Be kind",), READING, marks=pytest.mark.soak),
         (_no_change, ("data.chat.template=gemma",), READING),
         (_no_change, ("modules.second.config.patch=4",), "the encoders"),
-        (_no_change, ("data.max_tokens=61",), "data.max_tokens"),
+        pytest.param(_no_change, ("data.max_tokens=61",), "data.max_tokens", marks=pytest.mark.soak),
         (_words, ("data.max_tokens=61",), "the tokenizer, data.max_tokens"),
     ],
 )

@@ -147,7 +147,7 @@ def forgetful(settings: Table) -> Any:
     return resolve(read_settings(settings), find=find_forgetful)
 
 
-@pytest.mark.parametrize("name", LANGUAGES)
+@pytest.mark.parametrize("name", some(LANGUAGES, {"window", "hybrid"}))
 def test_what_is_remembered_changes_no_token(name: str, pool: Pool) -> None:
     """Of the likeliest and of drawn ones, text and rows of pictures in the prompt; nor who can't remember."""
     settings = settings_for(name)
@@ -185,6 +185,7 @@ def test_prompts_are_continued_at_once_as_each_by_itself(name: str, pool: Pool) 
         assert pool.run(1, write_many, settings_for(name), (3,), False) == [together[:2]]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("name", "tp"), some([("decoder", 2), ("hybrid", 3)], {("hybrid", 3)}))
 def test_tensor_ranks_continue_several_prompts_as_one_does(name: str, tp: int, pool: Pool) -> None:
     """Each of them, with the same draws."""

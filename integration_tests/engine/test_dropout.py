@@ -212,6 +212,7 @@ def test_what_published_encoders_drop_counts(pool: Pool) -> None:
     assert all(abs(one - other) > 1e-5 * one for place, one in enumerate(losses) for other in losses[:place]), losses
 
 
+@pytest.mark.soak
 def test_what_is_dropped_counts(pool: Pool) -> None:
     """Each of the rates changes the loss, and gradients with it."""
     whole = dropping(LAYOUTS["disjoint"], lora=True)

@@ -126,6 +126,7 @@ def test_estimates_are_what_ranks_hold(layout: str, pool: Pool) -> None:
     check(settings_of(layout), pool)
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("layout", "model_type"),
     [

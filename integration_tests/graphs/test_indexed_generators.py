@@ -193,12 +193,14 @@ def test_an_index_and_check_report_what_is_to_be_made(folder: Path, capsys: pyte
     assert 1 < float(by_cost) < float(by_count)
 
 
+OTHERS = ("reads=own", "patch=1")
+
+
 @pytest.mark.parametrize(
     ("override", "named"),
     [
         ("modules.drawer.config.queries=1", "the generators"),
-        ("modules.drawer.config.reads=own", "the generators"),
-        ("modules.drawer.config.patch=1", "the generators"),
+        *(pytest.param(f"modules.drawer.config.{key}", "the generators", marks=pytest.mark.soak) for key in OTHERS),
         ("modules.vision.config.patch=2", "the encoders"),
     ],
 )

@@ -109,6 +109,7 @@ def test_rows_may_be_sliced_on_either_side(layout: str, microbatches: int, oracl
     assert oracle.check(table(SLICED[layout], microbatches=microbatches)) == ""
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("layout", "pictures"), varied(SLICED, "first"))
 def test_slices_without_rows_are_ordinary(layout: str, pictures: str, oracle: Oracle) -> None:
     """Nothing hangs or changes where slices, lanes, microbatches or whole steps are empty."""

@@ -136,6 +136,7 @@ config = {{ hidden = 16, layers = 1, heads = 2, intermediate = 16 }}
 ALONE = tuple(f"modules.{name}.ranks=0" for name in ("vision", "radio", "audio", "language"))
 
 
+@pytest.mark.soak
 def test_commands_with_two_encoders_of_pictures(tmp_path: Path) -> None:
     """What two processes train is evaluated to the same words, and generates from items of each modality."""
     write_samples(tmp_path)

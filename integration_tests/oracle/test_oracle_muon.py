@@ -239,6 +239,7 @@ def test_muon_takes_ranks_without_pictures_along(pictures: str, shard: str, pool
     assert check(settings_of(modules, shard, pictures=pictures), pool) == ""
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("layout", "shard"), in_turn(EXPERTS, SHARDS))
 def test_muon_takes_each_expert_for_a_matrix(layout: str, shard: str, pool: Pool) -> None:
     """Experts move as torch's Muon moves each one's matrices, and the router as any other matrix."""

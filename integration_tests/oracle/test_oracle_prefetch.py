@@ -72,6 +72,7 @@ def test_a_step_without_pictures_is_ordinary(layout: str, pictures: str, oracle:
     assert oracle.check(prefetching(layout, factor=2, pictures=pictures)) == ""
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("layout", ["disjoint, language pp2", "overlapping, vision tp2"])
 def test_stopping_or_evaluating_in_between_changes_no_bit(layout: str, tmp_path: Path, pool: Pool) -> None:
     """A checkpoint holds nothing of the next step: its rows are encoded again; an evaluation leaves them alone."""

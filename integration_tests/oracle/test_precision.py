@@ -137,6 +137,7 @@ def test_two_runs_are_equal_to_the_bit(pool: Pool) -> None:
         assert all(np.array_equal(piece.values, other.held[name].values) for name, piece in one.held.items())
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(("recompute", "shard"), in_turn(["none", "selective", "full"], SHARDS))
 def test_bf16_losses_where_backward_is_split_and_repeated(recompute: str, shard: str, pool: Pool) -> None:
     """Weight gradients that come later, and what is computed again, read what was gathered."""

@@ -79,6 +79,7 @@ def publish(folder: Path, before: str = "") -> Path:
     return folder
 
 
+@pytest.mark.soak
 def test_a_generator_goes_through_runs_of_any_layout_to_the_bit(
     there: Path, run: Callable[..., Ended], tmp_path: Path
 ) -> None:

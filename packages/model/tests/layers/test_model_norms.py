@@ -37,12 +37,12 @@ def _close(found: list[Tensor], expected: list[Tensor], bound: float) -> None:
 def test_rows_in_float64_are_turned_in_float64() -> None:
     """A pair that is turned forth and back is what it was, to its own precision, and so is its gradient."""
     x, angles = _drawn(5, 2, 8).double(), _drawn(5, 1, 4).double()
-    turned = turn(x, angles.cos(), angles.sin())
+    (turned,) = turn([x], angles.cos(), angles.sin())
     assert turned.dtype == torch.float64
-    back = turn(turned, angles.cos(), -angles.sin())
+    (back,) = turn([turned], angles.cos(), -angles.sin())
     assert float((back - x).abs().max()) < 1e-14
     (gradient,) = torch.autograd.grad(
-        turn(x.requires_grad_(), angles.cos(), angles.sin()), x, turned, materialize_grads=True
+        turn([x.requires_grad_()], angles.cos(), angles.sin()), x, turned, materialize_grads=True
     )
     assert float((gradient - x.detach()).abs().max()) < 1e-14
 
@@ -84,8 +84,8 @@ def check_turn(_rank: int, rows: int) -> None:
     cosines, sines = angles.cos(), angles.sin()
     x = _drawn(rows, 6, 8)[:, ::2]  # not contiguous
     expected = _both(lambda x: _composite(x, cosines.double(), sines.double()), x.double())
-    _close(_both(lambda x: turn(x, cosines, sines), x), expected, 1e-6)
-    assert turn(x.bfloat16(), cosines, sines).dtype == torch.bfloat16
+    _close(_both(lambda x: turn([x], cosines, sines)[0], x), expected, 1e-6)
+    assert turn([x.bfloat16()], cosines, sines)[0].dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize("rows", [0, 1, 33])

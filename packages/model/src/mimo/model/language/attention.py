@@ -64,7 +64,7 @@ class Attention(nn.Module):
         if self.query_norm is not None and self.key_norm is not None:
             query, key = self.query_norm(query), self.key_norm(key)
         if rotation is not None:
-            query, key = rotation.turn(query), rotation.turn(key)
+            query, key = rotation.turn(query, key)
         if cache is not None:
             key, value = cache.extend("key", key), cache.extend("value", value)
         attended = attend(query, key, value, segments, heads=self.shared)  # [T, N, D]

@@ -37,7 +37,7 @@ def split_experts(module: nn.Module, axis: ExpertAxis) -> dict[str, Split]:
 def follow_loads(module: nn.Module, counts: Mapping[str, Tensor]) -> None:
     """Move the biases of a stage's routers by the loads of the step, summed over all ranks; frozen routers stay."""
     assert isinstance(module, LanguageStage)
-    for path, part in module.named_modules():
+    for path, part in module.named_modules() if counts else ():
         if isinstance(part, Moe) and part.bias_rate and part.router.weight.requires_grad:
             layer, _, _ = path.rpartition(".")
             part.router.follow(counts[load_name(layer)], part.bias_rate)

@@ -6,6 +6,7 @@ Shapes: T rows, N heads, D head width.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, cast
 
 import attrs
@@ -39,9 +40,9 @@ class Rotation:
         angles = positions.float() * pair_rates(config, device)
         return cls(angles.cos().unsqueeze(1), angles.sin().unsqueeze(1))
 
-    def turn(self, x: Tensor) -> Tensor:
-        """Return ``x`` [T, N, D] turned: column i pairs with column i + D / 2, as in published weights."""
-        return turn(x, self.cosines, self.sines)
+    def turn(self, *rows: Tensor) -> tuple[Tensor, ...]:
+        """Return rows [T, N, D] turned: column i pairs with column i + D / 2, as in published weights."""
+        return turn(rows, self.cosines, self.sines)
 
 
 def pair_axes(config: RotaryConfig) -> list[int]:
@@ -72,34 +73,40 @@ def pair_rates(config: RotaryConfig, device: torch.device) -> Tensor:
 
 
 class _Turn(torch.autograd.Function):
-    """A rotation; its adjoint turns back."""
+    """A rotation of several at once: a node of the graph takes as long as turning few rows. Its adjoint turns back."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    def forward(ctx: Any, cosines: Tensor, sines: Tensor, *rows: Tensor) -> tuple[Tensor, ...]:
         ctx.save_for_backward(cosines, sines)
-        return _turned(x, cosines, sines)
+        return tuple(_turned(x, cosines, sines) for x in rows)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, ...]:
         cosines, sines = ctx.saved_tensors
-        return _turned(gradients[0], cosines, -sines), None, None
+        return None, None, *(_turned(gradient, cosines, sines, back=True) for gradient in gradients)
 
 
-def _turned(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+def _turned(x: Tensor, cosines: Tensor, sines: Tensor, *, back: bool = False) -> Tensor:
+    narrow = x.dtype in (torch.bfloat16, torch.float16)
+    wide = x.float() if narrow else x
     one, other = wide.chunk(2, -1)
     turned = torch.empty_like(wide, memory_format=torch.contiguous_format)
     into_one, into_other = turned.chunk(2, -1)
-    torch.mul(one, cosines, out=into_one).addcmul_(other, sines, value=-1)
-    torch.mul(other, cosines, out=into_other).addcmul_(one, sines)
-    return turned.to(x.dtype)
+    sign = -1 if back else 1
+    torch.mul(one, cosines, out=into_one).addcmul_(other, sines, value=-sign)
+    torch.mul(other, cosines, out=into_other).addcmul_(one, sines, value=sign)
+    return turned.to(x.dtype) if narrow else turned
 
 
-def turn(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Return ``x`` [T, N, D] with columns i and i + D / 2 turned by the angles of cosines, sines [T, 1, D / 2]."""
+def turn(rows: Sequence[Tensor], cosines: Tensor, sines: Tensor) -> tuple[Tensor, ...]:
+    """Return rows [T, N, D] with columns i and i + D / 2 turned by the angles of cosines, sines [T, 1, D / 2]."""
     if torch.compiler.is_compiling():  # a compiler finds the passes over memory itself, and writes into no views
-        one, other = x.to(torch.promote_types(x.dtype, torch.float32)).chunk(2, -1)
-        return torch.cat((one * cosines - other * sines, other * cosines + one * sines), -1).to(x.dtype)
+        return tuple(_turned_by_compiler(x, cosines, sines) for x in rows)
     if not torch.is_grad_enabled():
-        return _turned(x, cosines, sines)
-    return cast("Tensor", _Turn.apply(x, cosines, sines))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        return tuple(_turned(x, cosines, sines) for x in rows)
+    return cast("tuple[Tensor, ...]", _Turn.apply(cosines, sines, *rows))  # type: ignore[no-untyped-call]  # torch leaves it untyped
+
+
+def _turned_by_compiler(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
+    one, other = x.to(torch.promote_types(x.dtype, torch.float32)).chunk(2, -1)
+    return torch.cat((one * cosines - other * sines, other * cosines + one * sines), -1).to(x.dtype)
