@@ -68,7 +68,6 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.soak
 def test_three_modules_on_four_processes_learn_what_one_process_does(clips: Path, tmp_path: Path) -> None:
     """Losses and norms of each step agree, and the only message is that clips of espeak-ng's rate are resampled.
 

@@ -1,9 +1,9 @@
 """Which cases of the tests that train are run every time: one pairwise cover over the files of several folders.
 
 Each file names the cases that show each of its layouts and each of its choices. Of these are run as many as show every
-pair of two features of a layout, in no matter which file; each function of a test once; and each value of a parameter
-that is named by ``@pytest.mark.each``. All others are marked for ``nox -s soak``. A file that is run alone is covered
-alone.
+pair of two features of a layout, in no matter which file; each function of a test once, unless it is marked itself;
+and each value of a parameter that is named by ``@pytest.mark.each``. All others are marked for ``nox -s soak``. A file
+that is run alone is covered alone.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ except ConfigError as error:
     assert "refused run.directory" in lines, printed
 
 
-@pytest.mark.soak  # a page is followed there every time
+@pytest.mark.soak  # docs/python.md is followed in IPython every time
 def test_api_train_in_ipython(folder: Path) -> None:
     """A run is trained from a cell and from a cell's thread, whose output appears where the cell prints."""
     (folder / "cells.ipy").write_text(CELLS, encoding="utf-8")

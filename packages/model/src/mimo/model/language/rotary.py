@@ -87,15 +87,15 @@ class _Turn(torch.autograd.Function):
 
 
 def _turned(x: Tensor, cosines: Tensor, sines: Tensor, *, back: bool = False) -> Tensor:
-    narrow = x.dtype in (torch.bfloat16, torch.float16)
-    wide = x.float() if narrow else x
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    wide = x if x.dtype == dtype else x.to(dtype)  # asking for what it is takes as long as one of the sums
     one, other = wide.chunk(2, -1)
     turned = torch.empty_like(wide, memory_format=torch.contiguous_format)
     into_one, into_other = turned.chunk(2, -1)
     sign = -1 if back else 1
     torch.mul(one, cosines, out=into_one).addcmul_(other, sines, value=-sign)
     torch.mul(other, cosines, out=into_other).addcmul_(one, sines, value=sign)
-    return turned.to(x.dtype) if narrow else turned
+    return turned if x.dtype == dtype else turned.to(x.dtype)
 
 
 def turn(rows: Sequence[Tensor], cosines: Tensor, sines: Tensor) -> tuple[Tensor, ...]:
