@@ -112,12 +112,14 @@ def install(
     session.env["OMP_NUM_THREADS"] = "1"  # many processes share few cores, and sums keep their order
     session.env["PYTHONDONTWRITEBYTECODE"] = ""  # else each process that imports torch compiles it, for six seconds
     session.env["UV_LINK_MODE"] = "hardlink"  # so that a file has one time in all environments, see `bytecode`
-    arguments = ["-c", str(CONSTRAINTS)]
-    for name, extras in members.items():
-        suffix = f"[{','.join(sorted(extras))}]" if extras else ""
-        arguments += ["-e", f"{MEMBERS[name].folder}{suffix}"]
+    lines = [
+        f"-e {MEMBERS[name].folder.as_uri()}" + (f"[{','.join(sorted(extras))}]" if extras else "")
+        for name, extras in members.items()
+    ]
+    file = Path(session.virtualenv.location) / "members.txt"  # uv builds anew whatever is named on the command line
+    file.write_text("\n".join(lines), encoding="utf-8")
     testing = [requirement for name in tested for requirement in MEMBERS[name].testing]
-    session.install(*arguments, *dependency_groups(WORKSPACE, *groups), *testing)
+    session.install("-c", str(CONSTRAINTS), "-r", str(file), *dependency_groups(WORKSPACE, *groups), *testing)
 
 
 def collect_rarely(session: nox.Session) -> None:
