@@ -30,8 +30,12 @@ PROGRAMS = ("integration_tests", "benchmarks", "gpu")
 """Folders of programs that import what lies beside them."""
 TEST_TOOLS = "mimo-testing"
 """The member that any tests may use; it brings nothing else along."""
-WORKERS = 2 + (os.cpu_count() or 1)
-"""Processes that test: two more than there are cores, as ranks of a test wait for each other, and no core should."""
+WORKERS = 1 + (os.cpu_count() or 1)
+"""Processes that test: one more than there are cores, as ranks of a test wait for each other, and no core should.
+
+With more, ranks wait for cores: a test of four ranks then takes a tenth more processor time, of which much is spent by
+threads of gloo that try for a lock which a rank holds that was stopped.
+"""
 if not {"-s", "--session", "--sessions"}.intersection(sys.argv):
     nox.options.parallel = WORKERS  # of a session that is named one wants to see each line as it comes
 WORKSPACE: dict[str, Any] = nox.project.load_toml(ROOT / "pyproject.toml")

@@ -127,6 +127,7 @@ MIXED: Mapping[str, Mapping[str, Any]] = {
     "nemotron_h": {},
     "qwen3_next": {},
     "minimax": {},
+    "kimi_linear": {},
     "jamba": {},
     "jetmoe": {},
     "lfm2": {"layer_types": ["conv", "full_attention", "conv", "conv"]},
