@@ -10,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 
+from mimo.model.parallel.collectives import exchange
 from mimo.model.runtime import TensorAxis
 
 
@@ -67,3 +68,28 @@ def _check_adjoint(rank: int, sequence_parallel: bool, rows: int) -> None:
 def test_enter_and_leave(run_ranks: Callable[..., list[Any]], world: int, rows: int, sequence_parallel: bool) -> None:
     """Enter hands everybody all rows and sums gradients; leave sums and hands gradients to everybody; no rows too."""
     run_ranks(world, _check_adjoint, sequence_parallel, rows)
+
+
+SIZES = (0, 3, 1 << 15, 1 << 18)
+"""Numbers of fp64 in a message: none, few, and many, some more than the buffers of a socket hold."""
+
+
+def _check_messages(rank: int) -> None:
+    group, world = dist.group.WORLD, dist.get_world_size()
+    assert group is not None
+    for shift in range(len(SIZES)):
+
+        def message(sender: int, receiver: int, shift: int = shift) -> torch.Tensor:
+            size = SIZES[(shift + 2 * sender + sender * receiver) % len(SIZES)]
+            return torch.arange(size, dtype=torch.float64) + 10 * sender + receiver
+
+        sent = [message(rank, peer) for peer in range(world)]
+        received = [torch.full_like(message(peer, rank), torch.nan) for peer in range(world)]
+        exchange(group, sent=sent.__getitem__, received=received.__getitem__)
+        assert all(torch.equal(received[peer], message(peer, rank)) for peer in range(world) if peer != rank)
+
+
+@pytest.mark.parametrize("world", [2, 4])
+def test_messages_of_any_sizes_arrive(run_ranks: Callable[..., list[Any]], world: int) -> None:
+    """A rank may have nothing to send to one that sends it much, and messages may be larger than what is on its way."""
+    run_ranks(world, _check_messages)
