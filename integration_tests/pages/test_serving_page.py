@@ -53,7 +53,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (found / "4.png").rename(found / "cat.png")
     (found / "asked.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in ASKED))
     for run, name in FAMILIES.items():
-        write_whole(name, found / run, num_hidden_layers=2)
+        write_whole(name, found / run)
         tokens = json.loads((found / run / "tokenizer_config.json").read_text())
         (found / run / "chat_template.jinja").write_text(tokens.pop("chat_template"))
         (found / run / "tokenizer_config.json").write_text(json.dumps(tokens))

@@ -1,8 +1,8 @@
 """By how much plugins differ from the library's own model of a family, in several layouts.
 
-A family of `hf-decoder` or `hf-encoder` is shrunk from the library's own config by one rule. What is measured: loss,
-outputs and every gradient of layouts beside the library on each sample alone; whether a sample changes others that it
-is packed with; whether published weights go in and out to the bit.
+A family of `hf-decoder` or `hf-encoder`, or a whole model, is shrunk from the library's own config by one rule. What is
+measured: loss, outputs and every gradient of layouts beside the library on each sample alone; whether a sample changes
+others that it is packed with; whether published weights go in and out to the bit.
 """
 
 from __future__ import annotations

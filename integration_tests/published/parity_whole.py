@@ -15,7 +15,7 @@ from parity_types import obstacle
 from published_images import FOLDERS
 from torch import Tensor
 from whole_jobs import CLEAR, RefusedImportError, Whole, greedy_logits, world_of_grids
-from whole_models import load, tune
+from whole_models import load, tune, tune_alone
 
 from mimo.hooks import UserError
 from mimo.model import supported_axes
@@ -66,17 +66,14 @@ def _measured(found: WholeOutcome, whole: Whole) -> WholeOutcome:
     job = resolve(read_settings(whole.settings))
     (encoder,) = job.encoders
     tried = try_axes(HF_IMAGES, encoder.config, hidden=job.row_width(job.language))
-    differences = {
-        words: _difference(whole, forked(world, tune, settings))
-        for words, world, settings in [
-            (ALONE, 1, whole.settings),
-            *((words, world_of_grids(settings), settings) for words, settings in whole.layouts()),
-        ]
-    }
+    ((alone, logits),) = forked(1, tune_alone, whole.settings)
+    layouts = {words: forked(world_of_grids(settings), tune, settings) for words, settings in whole.layouts()}
+    differences = {words: _difference(whole, steps) for words, steps in {ALONE: [alone], **layouts}.items()}
     model, _ = load(whole.there)
     asked = (whole.path / "ours", model, whole.path / "data" / IMAGE, PROMPT, TOKENS)
     (pair,) = forked(1, greedy_logits, *asked)
     tokens, outputs, parted = compare_greedy(*pair)
+    outputs = max(outputs, whole.logits_difference(logits))
     differences[ALONE] = attrs.evolve(differences[ALONE], outputs=outputs)
     found_wrong = {words: one.problem_within(whole.bound) for words, one in differences.items()}
     problems = [f"{words}: {problem}" for words, problem in found_wrong.items() if problem]

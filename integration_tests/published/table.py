@@ -1,8 +1,8 @@
 """Which published models can be trained, proved: `python integration_tests/published/table.py` tests all of them.
 
 Every family that `hf-decoder` and `hf-encoder` might read in the installed library is shrunk, tried, and measured
-beside the library (`parity.py`), and so are those that our other plugins name (`parity_named.py`), and small folders of
-whole image-text models (`parity_whole.py`). What is found goes into the records that `mimo models` reads, family by
+beside the library (`parity.py`), and so are those that our other plugins name (`parity_named.py`), and whole image-text
+models, as small folders (`parity_whole.py`). What is found goes into the records that `mimo models` reads, family by
 family; ``--resume`` leaves out what an earlier run has found.
 The page docs/models.md is written of the record.
 """
@@ -70,7 +70,7 @@ def families() -> dict[str, list[str]]:
 
 def whole_models() -> list[str]:
     """Return the folders of whole models, and every type of the library that has none."""
-    held = {folder.config["model_type"] for folder in FOLDERS.values()}
+    held = {family.model_type for family in FOLDERS.families.values()}
     return sorted({*FOLDERS, *(one for one in image_text_types() if one not in held)})
 
 

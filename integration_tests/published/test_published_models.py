@@ -203,7 +203,7 @@ def test_types_without_a_folder_say_where_the_obstacle_lies() -> None:
 
 def test_a_folder_is_tried(tmp_path: Path) -> None:
     """Both of its models by what it says; without a processor's file that says how images are prepared, not."""
-    write_whole("qwen3_vl", tmp_path / "there", num_hidden_layers=layers_of("qwen3_vl"))
+    write_whole("qwen3_vl", tmp_path / "there")
     ended = here("models", tmp_path / "there")
     assert (ended.code, ended.err) == (0, "")
     assert "qwen3_vl: hf-images, image; recorded as in the library: transformers 5." in ended.out

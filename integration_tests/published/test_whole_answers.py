@@ -31,7 +31,7 @@ def write_decided(name: str, path: Path) -> None:
 
     Its layers' weights are large enough for that, and no other token is likely.
     """
-    model = write_whole(name, path, num_hidden_layers=2)
+    model = write_whole(name, path)
     words = json.loads((path / "tokenizer.json").read_text())["model"]["vocab"]
     head = model.get_output_embeddings().weight
     is_letter = torch.zeros(len(head), 1)

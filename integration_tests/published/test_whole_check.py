@@ -121,7 +121,7 @@ def test_a_model_that_cannot_be_tried_is_refused(there: Path, monkeypatch: pytes
 
 def test_settings_beside_its_section_are_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of Gemma 3 that an image's rows see each other, which is found out by another trial and counts here."""
-    write_whole("gemma3", tmp_path / "there", num_hidden_layers=2)
+    write_whole("gemma3", tmp_path / "there")
     monkeypatch.setattr("mimo_transformers.whole.seeing.sees_items", lambda _config: False)
     ended = here("checkpoint", "import-hf", tmp_path / "there")
     assert ended.code == 2

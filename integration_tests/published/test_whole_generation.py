@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 from commands import here
-from whole_models import layers_of, library_inputs, write_conversations, write_whole
+from whole_models import library_inputs, write_conversations, write_whole
 
 from mimo.testing import Pool
 from mimo.trainer import Job, Prompt, generate, generate_many, open_checkpoint, prompt_of, read_settings, resolve
@@ -21,9 +21,9 @@ ASKED = (("what? ", 0), ("see <image>?", 1), ("<image> to <image>?", 2))
 
 None ends with an image: `transformers` 5.23 then generates from the places of the image's last row, not behind all.
 """
-GEMMA: Mapping[str, Any] = {"seed": 6, "sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}
+GEMMA: Mapping[str, Any] = {"seed": 189, "sliding_window": 6}
 """A window on one layer; of this seed what is written hangs on it that rows of an image see each other."""
-DEEP: Mapping[str, Any] = {"seed": 4}
+DEEP: Mapping[str, Any] = {"seed": 5}
 """Of this seed many letters are written."""
 MODELS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "rows that see each other": ("gemma3", "hf-decoder", GEMMA),
@@ -87,7 +87,7 @@ def library_text(model: Any, job: Job, prompt: Prompt, *, causal: bool = False) 
 def test_prompts_with_images_are_continued_as_the_library_does(what: str, tmp_path: Path, pool: Pool) -> None:
     """Without an image, with one, with two: alone and at once, with a cache and without; from one process and two."""
     name, plugin, keys = MODELS[what]
-    model = write_whole(name, there := tmp_path / "there", stir=0.5, num_hidden_layers=layers_of(name), **keys)
+    model = write_whole(name, there := tmp_path / "there", stir=0.5, **keys)
     data = write_conversations(images := tmp_path / "data")
     file = tmp_path / "my.toml"
     words = ("--out", tmp_path / "ours", "--settings", file, "--plugin", plugin)

@@ -20,6 +20,7 @@ from whole_models import (
     library_step,
     load,
     tune,
+    tune_alone,
     write_conversations,
     write_whole,
 )
@@ -61,8 +62,10 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 def test_one_process_computes_what_the_library_computes(whole: Whole, pool: Pool) -> None:
-    """Loss and every gradient of ragged conversations with images, in four microbatches of two samples."""
-    assert whole.differences(pool.run(1, tune, whole.settings)) == []
+    """Loss, logits and every gradient of ragged conversations with images, in four microbatches of two samples."""
+    ((step, logits),) = pool.run(1, tune_alone, whole.settings)
+    assert whole.differences([step]) == []
+    assert whole.logits_difference(logits) < BOUND
 
 
 @pytest.mark.parametrize("number", some(range(LAYOUTS), {0}))
@@ -122,7 +125,7 @@ def fine_tune(whole: Whole, pool: Pool, name: str, *overrides: str, **vision: An
     _, difference, wrong = compare_greedy(*logits)
     assert (wrong, difference < BOUND) == ([], True), difference
     succeed("train", file, *overrides, "run.steps=4", "checkpoint.load=latest")
-    loss, _ = library_step(model, resolve(read_settings(whole.settings)))
+    loss, _, _ = library_step(model, resolve(read_settings(whole.settings)))
     assert losses(whole.path / name)[3] == pytest.approx(loss, rel=BOUND)
     before, after = tensors_of(whole.there), tensors_of(exported)
     assert before.keys() == after.keys()
@@ -180,7 +183,7 @@ def test_lora_changes_what_it_adapts(tuned: Whole, pool: Pool) -> None:
 )
 def test_names_of_other_versions_are_read(name: str, prefixes: Mapping[str, str], tmp_path: Path) -> None:
     """That the library reads itself, so that they are right."""
-    write_whole(name, tmp_path / "there", num_hidden_layers=2)
+    write_whole(name, tmp_path / "there")
     here("checkpoint", "import-hf", tmp_path / "there", "--out", tmp_path / "ours")
     held = tensors_of(tmp_path / "there")
     renamed = {with_prefix(key, prefixes): tensor for key, tensor in held.items()}
@@ -203,7 +206,7 @@ def with_prefix(name: str, prefixes: Mapping[str, str]) -> str:
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_would_be_another_model_is_refused(name: str, tmp_path: Path) -> None:
     """At the import, or before a run begins."""
-    write_whole(name, tmp_path / "there", num_hidden_layers=2)
+    write_whole(name, tmp_path / "there")
     data = write_conversations(tmp_path / "data")
     file = tmp_path / "my.toml"
     ended = here("checkpoint", "import-hf", tmp_path / "there", "--out", tmp_path / "ours", "--settings", file)

@@ -21,7 +21,6 @@ from whole_models import (
     checkpoint_tensors,
     deep_layers,
     gradient_differences,
-    layers_of,
     library_inputs,
     library_step,
     load,
@@ -72,7 +71,7 @@ class Whole:
     def __init__(self, name: str, path: Path) -> None:
         self.name, self.path = name, path
         self.rides = bool(deep_layers(name))
-        model = write_whole(name, self.there, num_hidden_layers=layers_of(name))
+        model = write_whole(name, self.there)
         data = write_conversations(path / "data")
         words = ("checkpoint", "import-hf", self.there, "--out", path / "ours", "--settings", path / "my.toml")
         ended = here(*words)
@@ -87,7 +86,7 @@ class Whole:
         job = resolve(read_settings(settings))
         self.bound = gradient_bound(job.language.config)
         self.refused = _refused(job)
-        self.loss, gradients = library_step(model, job)
+        self.loss, self.logits, gradients = library_step(model, job)
         # Gradients in the place of weights go by the same names.
         shutil.copytree(self.there, path / "gradients", ignore=shutil.ignore_patterns("*.safetensors*"))
         save(gradients, path / "gradients")
@@ -129,6 +128,12 @@ class Whole:
     def differences(self, outcomes: Sequence[Outcome]) -> list[str]:
         """Return how a step differs from the library's."""
         return gradient_differences(self.loss, self.gradients, outcomes, bound=self.bound)
+
+    def logits_difference(self, logits: Mapping[int, Tensor]) -> float:
+        """Return by how much logits [S, V] of all samples differ from the library's, over the largest of a sample."""
+        assert logits.keys() == set(range(len(self.logits)))
+        pairs = [(logits[sample], expected) for sample, expected in enumerate(self.logits)]
+        return max(float((found - expected).abs().max() / expected.abs().max()) for found, expected in pairs)
 
     def export(self, back: Path) -> Mapping[str, Tensor]:
         """Export what was imported, and return the tensors.

@@ -1,4 +1,4 @@
-"""Small published folders of whole image-text models as the library writes them, with tokenizer and chat template."""
+"""Published folders of shrunk whole image-text models as the library writes them, with tokenizer and chat template."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import random
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import attrs
 import numpy as np
@@ -29,7 +30,7 @@ from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING
 
 from mimo.data import SampleLayout
-from mimo.trainer import Job
+from mimo.trainer import Job, Trainer
 
 END = "<|im_end|>"
 _STIR = 0.05
@@ -47,12 +48,11 @@ def deep_layers(name: str) -> int:
 
 
 def layers_of(name: str) -> int:
-    """Return how many layers a small language model of one of `FOLDERS` has.
+    """Return how many layers the language model in one of `FOLDERS` has.
 
     It is one more than add rows of images, so that half of them end inside these, and rows ride to the second stage.
     """
-    deep = deep_layers(name)
-    return 1 + deep if deep else 2
+    return int(FOLDERS[name].config["text_config"]["num_hidden_layers"])
 
 
 def write_whole(name: str, path: Path, *, seed: int = 0, stir: float = _STIR, **text: Any) -> Any:
@@ -143,8 +143,10 @@ def library_inputs(model: Any, job: Job, layout: SampleLayout, images: Sequence[
     return given
 
 
-def library_step(model: Any, job: Job) -> tuple[float, Any]:
+def library_step(model: Any, job: Job) -> tuple[float, Sequence[torch.Tensor], Any]:
     """Return the loss of all training samples, each by itself, by the library's model, and it with its gradients.
+
+    Between them are the logits [S, V] of each sample.
 
     Args:
         model: of the library; its parameters become their gradients.
@@ -152,6 +154,7 @@ def library_step(model: Any, job: Job) -> tuple[float, Any]:
     """
     assert job.train is not None
     parts: list[torch.Tensor] = []
+    every: list[torch.Tensor] = []
     total = 0.0
     for sample in range(len(job.train)):
         layout = job.lay_out(job.train, sample)
@@ -159,6 +162,7 @@ def library_step(model: Any, job: Job) -> tuple[float, Any]:
         given = library_inputs(model, job, layout, [job.train.raw(sample, item.info.index) for item in layout.items])
         ids = given["input_ids"]
         logits = model(**given).logits[0]
+        every.append(logits.detach())
         nll = functional.cross_entropy(logits[:-1], ids[0, 1:], reduction="none")
         parts.append((nll * weights[:-1]).sum())
         total += float(weights.sum())
@@ -167,12 +171,39 @@ def library_step(model: Any, job: Job) -> tuple[float, Any]:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.copy_(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
-    return loss.item(), model
+    return loss.item(), every, model
 
 
 def tune(rank: int, settings: Table) -> Outcome:
     """Train one step on this rank from what settings load, and return its loss and gradients."""
     trainer, _, _ = begin(rank, settings)
+    return _step(trainer)
+
+
+def tune_alone(rank: int, settings: Table) -> tuple[Outcome, Mapping[int, torch.Tensor]]:
+    """Train the same step in one process, and return the logits [S, V] of each sample, of which its loss is, besides.
+
+    Args:
+        rank: 0.
+        settings: of one process.
+    """
+    trainer, _, _ = begin(rank, settings)
+    language, logits = trainer.job.language, dict[int, torch.Tensor]()
+    kind: Any = type(next(one for one in trainer.programs if one.module.name == language.name))
+    read = kind._read
+
+    def record(program: Any, given: Any, hidden: torch.Tensor) -> Any:
+        with torch.no_grad():
+            rows = program.logits(hidden)[:, : trainer.job.tokenizer.vocabulary]
+        samples = [layout.sample for layout in given.step.lane_layouts(language, 0)]
+        logits.update(zip(samples, rows.split(list(given.packed.lengths)), strict=True))
+        return read(program, given, hidden)
+
+    with patch.object(kind, "_read", record):
+        return _step(trainer), logits
+
+
+def _step(trainer: Trainer) -> Outcome:
     stats = trainer.accumulate(1)
     summed = {
         name: Piece.of(value.grad)

@@ -2,232 +2,151 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 import pytest
 from PIL import Image
-from published_folder import CLIP, COVERED, PIXTRAL, SIGLIP, SQUARE, TEXT, TILE, TOWER, Folder
+from published_folder import COVERED, LARGEST, PATCH, SQUARE, TILE, Family, Folders
 from published_patches import PATCHED
 
-_PINPOINTS = [[TILE, 56], [56, TILE], [56, 56], [84, TILE], [TILE, 84]]
-_ALL_PINPOINTS = [[down, across] for down in range(TILE, 113, TILE) for across in range(TILE, 113, TILE)]
-
-
-def _llava(tower: Mapping[str, Any], text: str = "llama", **others: Any) -> Mapping[str, Any]:
-    return {"model_type": "llava", "vision_config": tower, "text_config": {"model_type": text, **TEXT}, **others}
-
-
-FOLDERS: Mapping[str, Folder] = {
-    "llava": Folder(
-        config=_llava(CLIP),
-        preprocessor={"image_processor_type": "CLIPImageProcessor", **COVERED},
-        processor={"patch_size": 14, "num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"},
-    ),
-    "llava padded": Folder(
-        config=_llava(SIGLIP, vision_feature_select_strategy="full"),
-        preprocessor={
-            "image_processor_type": "LlavaImageProcessorFast",
-            "do_pad": True,
-            "size": SQUARE,
-            "do_center_crop": False,
-        },
-    ),
-    "llava pixtral": Folder(
-        config=_llava(PIXTRAL, vision_feature_layer=-1, vision_feature_select_strategy="full"),
-        preprocessor={"image_processor_type": "PixtralImageProcessor", "size": {"longest_edge": 64}, "patch_size": 4},
-        processor={"patch_size": 4, "image_token": "[IMG]"},
-    ),
-    "llava_next": Folder(
-        config={**_llava(CLIP, image_grid_pinpoints=_PINPOINTS), "model_type": "llava_next"},
-        preprocessor={
-            "image_processor_type": "LlavaNextImageProcessor",
-            "image_grid_pinpoints": _PINPOINTS,
-            "do_pad": True,
-            **COVERED,
-        },
-        processor={"patch_size": 14, "num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"},
-    ),
-    "llava_next_video": Folder(
-        config={**_llava(CLIP, image_grid_pinpoints=_PINPOINTS), "model_type": "llava_next_video"},
-        preprocessor={
-            "image_processor_type": "LlavaNextImageProcessor",
-            "image_grid_pinpoints": _PINPOINTS,
-            "do_pad": True,
-            **COVERED,
-        },
-        processor={"patch_size": 14, "num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"},
-    ),
-    "llava_onevision": Folder(
-        config={
-            **_llava(SIGLIP, "qwen2", image_grid_pinpoints=_ALL_PINPOINTS, vision_aspect_ratio="anyres_max_4"),
-            "model_type": "llava_onevision",
-        },
-        preprocessor={
-            "image_processor_type": "LlavaOnevisionImageProcessor",
-            "image_grid_pinpoints": _ALL_PINPOINTS,
-            "size": SQUARE,
-        },
-        processor={
-            "num_image_tokens": 16,
-            "vision_feature_select_strategy": "full",
-            "vision_aspect_ratio": "anyres_max_4",
-        },
-    ),
-    **PATCHED,
-    "vipllava": Folder(
-        config={
-            **_llava(CLIP, vision_feature_layers=[-2, 1]),
-            "model_type": "vipllava",
-        },
-        preprocessor={"image_processor_type": "CLIPImageProcessor", **COVERED},
-        processor={"patch_size": 14, "num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"},
-    ),
-    "internvl": Folder(
-        config={
-            "model_type": "internvl",
-            "text_config": {"model_type": "qwen2", **TEXT},
-            "vision_config": {
-                "model_type": "internvl_vision",
-                **TOWER,
-                "image_size": [TILE, TILE],
-                "patch_size": [7, 7],
-            },
-            "image_seq_length": 4,
-        },
-        preprocessor={"image_processor_type": "GotOcr2ImageProcessorFast", "size": SQUARE, "max_patches": 6},
-        processor={"image_seq_length": 4},
-    ),
-    "gemma3": Folder(
-        config={
-            "model_type": "gemma3",
-            "text_config": TEXT,
-            "vision_config": SIGLIP,
-            "mm_tokens_per_image": 4,
-        },
-        preprocessor={"image_processor_type": "Gemma3ImageProcessor", "size": SQUARE, "do_pan_and_scan": None},
-        processor={"image_seq_length": 4},
-    ),
-    "idefics3": Folder(
-        config={
-            "model_type": "idefics3",
-            "text_config": {"model_type": "llama", **TEXT},
-            "vision_config": TOWER,
-            "scale_factor": 2,
-        },
-        preprocessor={
-            "image_processor_type": "Idefics3ImageProcessor",
-            "size": {"longest_edge": 4 * TILE},
-            "max_image_size": {"longest_edge": TILE},
-        },
-        processor={"image_seq_len": 4},
-    ),
-    "smolvlm": Folder(
-        config={
-            "model_type": "smolvlm",
-            "text_config": {"model_type": "llama", **TEXT},
-            "vision_config": TOWER,
-            "scale_factor": 2,
-        },
-        preprocessor={
-            "image_processor_type": "SmolVLMImageProcessorFast",
-            "size": {"longest_edge": 100},
-            "max_image_size": {"longest_edge": TILE},
-        },
-        processor={"image_seq_len": 4},
-    ),
-    "mistral3": Folder(
-        config={
-            "model_type": "mistral3",
-            "text_config": {"model_type": "mistral", **TEXT},
-            "vision_config": PIXTRAL,
-            "spatial_merge_size": 2,
-        },
-        preprocessor={
-            "image_processor_type": "PixtralImageProcessorFast",
-            "size": {"longest_edge": 64},
-            "patch_size": 4,
-        },
-        processor={"patch_size": 4, "spatial_merge_size": 2},
-    ),
-    "aya_vision": Folder(
-        config={
-            "model_type": "aya_vision",
-            "text_config": {"model_type": "cohere2", **TEXT},
-            "vision_config": SIGLIP,
-        },
-        preprocessor={"image_processor_type": "GotOcr2ImageProcessor", "size": SQUARE, "max_patches": 6},
-        processor={"patch_size": 7, "img_size": TILE, "downsample_factor": 2},
-    ),
-    "lighton_ocr": Folder(
-        config={
-            "model_type": "lighton_ocr",
-            "text_config": {"model_type": "qwen3", **TEXT},
-            "vision_config": PIXTRAL,
-            "spatial_merge_size": 2,
-        },
-        preprocessor={
-            "image_processor_type": "PixtralImageProcessorFast",
-            "size": {"longest_edge": 64},
-            "patch_size": 4,
-        },
-        processor={"patch_size": 4, "spatial_merge_size": 2},
-    ),
-    "deepseek_vl": Folder(
-        config={
-            "model_type": "deepseek_vl",
-            "text_config": {"model_type": "llama", **TEXT},
-            "vision_config": SIGLIP,
-        },
-        preprocessor={"image_processor_type": "DeepseekVLImageProcessor", "size": SQUARE, "min_size": 14},
-        processor={"num_image_tokens": 16},
-    ),
-    "got_ocr2": Folder(
-        config={
-            "model_type": "got_ocr2",
-            "text_config": {"model_type": "qwen2", **TEXT},
-            "vision_config": {
-                **{key: one for key, one in TOWER.items() if key != "intermediate_size"},
-                "mlp_dim": 16,
-                "output_channels": 16,
-                "image_size": 64,
-                "patch_size": 4,
-                "window_size": 3,
-                "global_attn_indexes": [1],
-            },
-        },
-        preprocessor={"image_processor_type": "GotOcr2ImageProcessor", "size": {"height": 64, "width": 64}},
-        processor={"num_image_tokens": 16},
-    ),
-    "janus": Folder(
-        config={
-            "model_type": "janus",
-            "text_config": {"model_type": "llama", **TEXT},
-            "vision_config": {
-                **{key: one for key, one in TOWER.items() if key != "intermediate_size"},
-                "mlp_ratio": 1.0,
-                "projection_dim": 16,
-            },
-            "vq_config": {"base_channels": 32, "num_embeddings": 8, "channel_multiplier": [1], "projection_dim": 16},
-        },
-        preprocessor={"image_processor_type": "JanusImageProcessor", "size": SQUARE, "min_size": 14},
-        processor={"num_image_tokens": 16},
-    ),
-    "paligemma": Folder(
-        config={
-            "model_type": "paligemma",
-            "text_config": {"model_type": "gemma", **TEXT, "num_image_tokens": 16},
-            "vision_config": SIGLIP,
-            "projection_dim": 16,
-        },
-        preprocessor={"image_processor_type": "SiglipImageProcessor", "size": SQUARE, "image_seq_length": 16},
-    ),
+_PINPOINTS = [[TILE, 2 * TILE], [2 * TILE, TILE], [2 * TILE, 2 * TILE], [3 * TILE, TILE], [TILE, 3 * TILE]]
+_ALL_PINPOINTS = [[down * TILE, across * TILE] for down in range(1, 7) for across in range(1, 7)]
+_CLIP = {"image_processor_type": "CLIPImageProcessor", **COVERED}
+_DEFAULT = {"patch_size": PATCH, "num_additional_image_tokens": 1, "vision_feature_select_strategy": "default"}
+"""Of a tower with one row before those of patches, which is left out."""
+_NEXT = {
+    "image_processor_type": "LlavaNextImageProcessor",
+    "image_grid_pinpoints": _PINPOINTS,
+    "do_pad": True,
+    **COVERED,
 }
+_PIXTRAL = {
+    "image_processor_type": "PixtralImageProcessorFast",
+    "size": {"longest_edge": LARGEST},
+    "patch_size": PATCH,
+}
+_HEADLESS = {"model_type": "siglip_vision_model", "vision_use_head": False}
+"""As such towers are published in whole models, which read no pooled row."""
+
+FOLDERS = Folders(
+    {
+        "llava": Family(model_type="llava", preprocessor=_CLIP, processor=_DEFAULT),
+        "llava padded": Family(
+            model_type="llava",
+            said={"vision_config": _HEADLESS, "vision_feature_select_strategy": "full"},
+            preprocessor={
+                "image_processor_type": "LlavaImageProcessorFast",
+                "do_pad": True,
+                "size": SQUARE,
+                "do_center_crop": False,
+            },
+        ),
+        "llava pixtral": Family(
+            model_type="llava",
+            said={
+                "vision_config": {"model_type": "pixtral"},
+                "vision_feature_layer": -1,
+                "vision_feature_select_strategy": "full",
+            },
+            preprocessor={**_PIXTRAL, "image_processor_type": "PixtralImageProcessor"},
+            processor={"patch_size": PATCH, "image_token": "[IMG]"},
+        ),
+        "llava_next": Family(model_type="llava_next", preprocessor=_NEXT, processor=_DEFAULT),
+        "llava_next_video": Family(model_type="llava_next_video", preprocessor=_NEXT, processor=_DEFAULT),
+        "llava_onevision": Family(
+            model_type="llava_onevision",
+            said={"vision_aspect_ratio": "anyres_max_9"},
+            preprocessor={
+                "image_processor_type": "LlavaOnevisionImageProcessor",
+                "image_grid_pinpoints": _ALL_PINPOINTS,
+                "size": SQUARE,
+            },
+            processor={
+                "num_image_tokens": 16,
+                "vision_feature_select_strategy": "full",
+                "vision_aspect_ratio": "anyres_max_9",
+            },
+        ),
+        **PATCHED,
+        "vipllava": Family(model_type="vipllava", preprocessor=_CLIP, processor=_DEFAULT),
+        "internvl": Family(
+            model_type="internvl",
+            preprocessor={"image_processor_type": "GotOcr2ImageProcessorFast", "size": SQUARE, "max_patches": 6},
+            processor={"image_seq_length": 4},
+        ),
+        "gemma3": Family(
+            model_type="gemma3",
+            said={"vision_config": _HEADLESS},
+            preprocessor={"image_processor_type": "Gemma3ImageProcessor", "size": SQUARE, "do_pan_and_scan": None},
+            processor={"image_seq_length": 4},
+        ),
+        "idefics3": Family(
+            model_type="idefics3",
+            preprocessor={
+                "image_processor_type": "Idefics3ImageProcessor",
+                "size": {"longest_edge": LARGEST},
+                "max_image_size": {"longest_edge": TILE},
+            },
+            processor={"image_seq_len": 4},
+        ),
+        "smolvlm": Family(
+            model_type="smolvlm",
+            preprocessor={
+                "image_processor_type": "SmolVLMImageProcessorFast",
+                "size": {"longest_edge": LARGEST - 7},
+                "max_image_size": {"longest_edge": TILE},
+            },
+            processor={"image_seq_len": 4},
+        ),
+        "mistral3": Family(
+            model_type="mistral3",
+            said={"spatial_merge_size": 2},
+            preprocessor=_PIXTRAL,
+            processor={"patch_size": PATCH, "spatial_merge_size": 2},
+        ),
+        "aya_vision": Family(
+            model_type="aya_vision",
+            preprocessor={"image_processor_type": "GotOcr2ImageProcessor", "size": SQUARE, "max_patches": 6},
+            processor={"patch_size": PATCH, "img_size": TILE, "downsample_factor": 2},
+        ),
+        "lighton_ocr": Family(
+            model_type="lighton_ocr",
+            said={"spatial_merge_size": 2},
+            preprocessor=_PIXTRAL,
+            processor={"patch_size": PATCH, "spatial_merge_size": 2},
+        ),
+        "deepseek_vl": Family(
+            model_type="deepseek_vl",
+            said={"vision_config": _HEADLESS},
+            preprocessor={
+                "image_processor_type": "DeepseekVLImageProcessor",
+                "size": SQUARE,
+                "min_size": TILE // 2,
+            },
+            processor={"num_image_tokens": 16},
+        ),
+        "got_ocr2": Family(
+            model_type="got_ocr2",
+            preprocessor={
+                "image_processor_type": "GotOcr2ImageProcessor",
+                "size": {"height": LARGEST, "width": LARGEST},
+            },
+            processor={"num_image_tokens": 16},
+        ),
+        "janus": Family(
+            model_type="janus",
+            preprocessor={"image_processor_type": "JanusImageProcessor", "size": SQUARE, "min_size": TILE // 2},
+            processor={"num_image_tokens": 16},
+        ),
+        "paligemma": Family(
+            model_type="paligemma",
+            preprocessor={"image_processor_type": "SiglipImageProcessor", "size": SQUARE, "image_seq_length": 16},
+        ),
+    }
+)
 
 SIZES = (
     *((1, 1), (1, 40), (40, 1), (13, 97), (97, 13), (8, 300)),
-    *((TILE, TILE), (56, 56), (TILE, 84), (29, 27), (200, 150), (64, 64)),
+    *((TILE, TILE), (2 * TILE, 2 * TILE), (TILE, 3 * TILE), (TILE + 1, TILE - 1), (200, 150), (64, 64)),
 )
 """Heights and widths: tiny, very wide and tall, exact tiles, one pixel beside them, and larger than anything takes."""
 

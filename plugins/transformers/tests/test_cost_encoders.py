@@ -13,7 +13,7 @@ import torch
 from library import saved_elements
 from published_images import EACH, FOLDERS, SIZES, picture
 from test_hf_encoder import small
-from test_hf_images import config_of, width_of
+from test_hf_images import WIDTH, config_of
 
 from mimo.model import OpCost, ProjectorConfig, Stage
 from mimo_transformers import HF_ENCODER, HF_IMAGES
@@ -28,7 +28,7 @@ def _cost(spec: Any, config: Any, hidden: int, *sizes: tuple[int, int], recomput
 
 
 def _images_cost(config: Any, *sizes: tuple[int, int], recompute: str = "none") -> dict[str, OpCost]:
-    return _cost(HF_IMAGES, config, width_of(config), *sizes, recompute=recompute)
+    return _cost(HF_IMAGES, config, WIDTH, *sizes, recompute=recompute)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_images_of_their_own_size_take_what_is_counted_by_hand(max_pixels: int) 
     config = config_of("qwen2_vl")
     config = attrs.evolve(config, images={**config.images, "min_pixels": 32 * 32, "max_pixels": max_pixels})
     tower: Any = config.library().vision_config
-    width, hidden, patch = tower.embed_dim, width_of(config), tower.patch_size
+    width, hidden, patch = tower.embed_dim, WIDTH, tower.patch_size
     pixels = 3 * tower.temporal_patch_size * patch**2
     merged, sizes = tower.spatial_merge_size**2, ((300, 200), (40, 72))
     found = _images_cost(config, *sizes)
@@ -81,7 +81,7 @@ def test_products_with_weights_are_those_of_linears_and_convolutions_that_run(na
     """Windows, images of their own size, tiles and joined rows, of one image after the other."""
     config = config_of(name)
     sizes = ((40, 30), (90, 200))
-    encoder: Any = HF_IMAGES.build(config, width_of(config))
+    encoder: Any = HF_IMAGES.build(config, WIDTH)
     products: list[int] = []
 
     def count(part: Any, _given: Any, found: torch.Tensor) -> None:
@@ -117,7 +117,7 @@ def test_layers_that_are_computed_again_save_their_rows_alone() -> None:
 def test_towers_save_what_autograd_saves_of_them(name: str) -> None:
     """Of one image after the other, by a forward that computes; kernels of attention save no scores."""
     config = config_of(name)
-    encoder: Any = HF_IMAGES.build(config, width_of(config))
+    encoder: Any = HF_IMAGES.build(config, WIDTH)
     sizes = ((40, 30), (90, 200))
     items = [HF_IMAGES.prepare(config, picture(size)) for size in sizes]
     total = sum(saved_elements(encoder, partial(encoder, [item])) for item in items)

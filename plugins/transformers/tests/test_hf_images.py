@@ -20,6 +20,8 @@ from mimo_transformers.weights import IMAGES
 from mimo_transformers.whole.packed_images import makes_one_call
 
 PICTURES = [Image.effect_noise(size, 80).convert("RGB") for size in ((40, 30), (20, 50), (64, 64))]
+WIDTH = 32
+"""Of rows of a small model."""
 
 
 def config_of(name: str, **changes: Any) -> HfImagesConfig:
@@ -32,16 +34,11 @@ def config_of(name: str, **changes: Any) -> HfImagesConfig:
     return HfImagesConfig(**{**given, "null": tuple(given["null"]), **changes})
 
 
-def width_of(config: HfImagesConfig) -> int:
-    """Return the width of the rows of a small model."""
-    return int(config.library().text_config.hidden_size)
-
-
 @pytest.mark.parametrize("name", ["llava_next", pytest.param("qwen2_vl", marks=pytest.mark.soak)])
 def test_it_keeps_the_promises_of_an_encoder(name: str) -> None:
     """The conformance kit finds rows, empty batches, initial values and tensor ranks in order."""
     config = config_of(name)
-    assert_conforms(HF_IMAGES, PICTURES, config=config, hidden=width_of(config))
+    assert_conforms(HF_IMAGES, PICTURES, config=config, hidden=WIDTH)
 
 
 @pytest.mark.newest
@@ -49,12 +46,12 @@ def test_layouts_compute_what_the_whole_does() -> None:
     """Tensor ranks and recomputation, with and without images."""
     config = config_of("internvl")
     layouts = [ModuleLayout(tp=2), ModuleLayout(recompute="full")]
-    assert_layouts(HF_IMAGES, [PICTURES, PICTURES[:1], []], layouts, config=config, hidden=width_of(config))
+    assert_layouts(HF_IMAGES, [PICTURES, PICTURES[:1], []], layouts, config=config, hidden=WIDTH)
 
 
 def test_what_is_frozen_is_the_tower_or_what_lies_behind_it() -> None:
     """A merger inside of the library's tower counts as projector, as does a row of its own in the base model."""
-    made = {name: HF_IMAGES.build(config_of(name), 16) for name in ("qwen2_vl", "llava_next")}
+    made = {name: HF_IMAGES.build(config_of(name), WIDTH) for name in ("qwen2_vl", "llava_next")}
     behind = {
         name: {path.split(".")[1] for path, _ in one.named_parameters() if path.startswith("projector.")}
         for name, one in made.items()
@@ -67,7 +64,7 @@ def test_what_is_frozen_is_the_tower_or_what_lies_behind_it() -> None:
 
 def test_values_are_drawn_as_the_library_draws_them() -> None:
     """Of the tower by the tower's own class: a scale of ones, positions that aren't zero."""
-    encoder: Any = HF_IMAGES.build(config_of("llava"), 16)
+    encoder: Any = HF_IMAGES.build(config_of("llava"), WIDTH)
     held = dict(encoder.named_parameters())
     assert bool((held["encoder.post_layernorm.weight"] == 1).all())
     assert 0 < float(held["encoder.embeddings.position_embedding.weight"].detach().std()) < 1
@@ -77,7 +74,7 @@ def test_values_are_drawn_as_the_library_draws_them() -> None:
 def test_rows_for_later_layers_stand_beside_the_others() -> None:
     """Qwen3-VL's tower makes such rows: an encoder that kept them back would train another model."""
     config = config_of("qwen3_vl")
-    encoder: Any = HF_IMAGES.build(config, 64)
+    encoder: Any = HF_IMAGES.build(config, 4 * WIDTH)
     items = [HF_IMAGES.prepare(config, image) for image in PICTURES]
     with quiet(), torch.no_grad():
         whole = new_image_text(config.library()).eval()
@@ -86,10 +83,10 @@ def test_rows_for_later_layers_stand_beside_the_others() -> None:
         given = config.processing.collate([{"pixels": item["pixels"]} for item in items], sizes)
         wanted = half_of(whole).base.get_image_features(**given)
         found = encoder(items)
-    assert torch.allclose(found[:, :16], torch.cat(tuple(wanted.pooler_output)), atol=1e-6)
+    assert torch.allclose(found[:, :WIDTH], torch.cat(tuple(wanted.pooler_output)), atol=1e-6)
     every = [one if isinstance(one, torch.Tensor) else torch.cat(tuple(one)) for one in wanted.deepstack_features]
     assert len(every) == 3
-    assert torch.allclose(found[:, 16:], torch.cat(every, dim=1), atol=1e-6)  # older ones don't split them
+    assert torch.allclose(found[:, WIDTH:], torch.cat(every, dim=1), atol=1e-6)  # older ones don't split them
 
 
 @pytest.mark.parametrize(
@@ -101,7 +98,7 @@ def test_images_and_windows_go_through_one_call_of_attention(name: str, is_one: 
     Older ones say of Pixtral's rows where they lie, and not whose they are.
     """
     config = config_of(name)
-    encoder: Any = HF_IMAGES.build(config, width_of(config))
+    encoder: Any = HF_IMAGES.build(config, WIDTH)
     encoder([HF_IMAGES.prepare(config, image) for image in PICTURES])
     assert makes_one_call(encoder.encoder) == is_one
 
@@ -119,22 +116,22 @@ def test_images_and_windows_go_through_one_call_of_attention(name: str, is_one: 
 def test_settings_are_refused_by_their_path(changes: dict[str, Any], text: str) -> None:
     """Before anything is built."""
     with pytest.raises(ConfigError, match=text):
-        HF_IMAGES.build(config_of("llava", **changes), 16)
+        HF_IMAGES.build(config_of("llava", **changes), WIDTH)
 
 
 def test_rows_of_another_number_are_refused() -> None:
     """Settings of images that aren't the model's would put its rows into other places."""
     config = config_of("llava")
     wrong = config_of("llava", images={**config.images, "image_rows": 5})
-    text = r"^config.images.image_rows: expected 4 rows of an image of 56 x 84, as 'llava' makes, got 5\. `mimo check"
+    text = r"^config.images.image_rows: expected 16 rows of an image of 56 x 84, as 'llava' makes, got 5\. `mimo check"
     with pytest.raises(ConfigError, match=text):
-        HF_IMAGES.build(wrong, 16)
+        HF_IMAGES.build(wrong, WIDTH)
     tiles = config_of("internvl")
     wrong = config_of("internvl", images={**tiles.images, "tile_rows": 5})
     with pytest.raises(ConfigError, match=r"^config.images: expected \d+ rows of .* as 'internvl' makes, got \d+"):
-        HF_IMAGES.build(wrong, 16)
+        HF_IMAGES.build(wrong, WIDTH)
     with pytest.raises(
-        ConfigError, match="expected a language model that takes rows of 16, got one that takes rows of 8"
+        ConfigError, match="expected a language model that takes rows of 32, got one that takes rows of 8"
     ):
         HF_IMAGES.build(config, 8)
 
@@ -143,7 +140,7 @@ def test_models_without_two_halves_are_refused() -> None:
     """Mllama's layers read images by cross-attention."""
     config = config_of("llava", model_type="mllama", values={}, null=())
     with pytest.raises(ConfigError, match="got 'mllama' with no get_image_features"):
-        HF_IMAGES.build(config, 16)
+        HF_IMAGES.build(config, WIDTH)
 
 
 def test_rows_that_are_not_as_wide_as_the_text_are_refused() -> None:

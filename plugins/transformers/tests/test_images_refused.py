@@ -42,8 +42,8 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         f"{_PREPROCESSOR}: do_pad: expected True, as images must all have one size, got False",
     ),
     (
-        *("deepseek_vl", "preprocessor", {"min_size": 29}),
-        f"{_PREPROCESSOR}: min_size: expected a whole number from 1 to 28, got 29",
+        *("deepseek_vl", "preprocessor", {"min_size": 17}),
+        f"{_PREPROCESSOR}: min_size: expected a whole number from 1 to 16, got 17",
     ),
     (
         *("llava_next", "preprocessor", {"image_processor_type": "FuyuImageProcessor"}),
@@ -70,8 +70,8 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         f"{_PREPROCESSOR}: size: expected height and width, got {{'longest_edge': 336}}",
     ),
     (
-        *("llava", "preprocessor", {"crop_size": {"height": 28, "width": "28"}}),
-        f"{_PREPROCESSOR}: crop_size.width: expected a whole number from 1 to 32768, got '28'",
+        *("llava", "preprocessor", {"crop_size": {"height": 16, "width": "16"}}),
+        f"{_PREPROCESSOR}: crop_size.width: expected a whole number from 1 to 32768, got '16'",
     ),
     (
         *("llava", "preprocessor", {"resample": 9}),
@@ -91,7 +91,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
     ),
     (
         *("llava", "processor", {"patch_size": 16}),
-        f"{_PROCESSOR}: patch_size: expected 14, as config.json says in vision_config.patch_size, got 16",
+        f"{_PROCESSOR}: patch_size: expected 4, as config.json says in vision_config.patch_size, got 16",
     ),
     (
         *("llava", "config", {"vision_feature_select_strategy": "full"}),
@@ -106,7 +106,7 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         f"{_PROCESSOR}: vision_feature_select_strategy: expected 'full', as the tower has no row before",
     ),
     (
-        *("llava padded", "config", {"vision_config": {"patch_size": 7, "model_type": "unheard"}}),
+        *("llava padded", "config", {"vision_config": {"patch_size": 4, "model_type": "unheard"}}),
         f"{_PROCESSOR}: num_additional_image_tokens: expected how many rows a tower of type 'unheard' has before those",
     ),
     (
@@ -114,20 +114,20 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         f"{_PROCESSOR}: patch_size: expected a whole number from 1 to 1024, got nothing",
     ),
     (
-        *("llava_next", "preprocessor", {"crop_size": {"height": 14, "width": 14}}),
-        f"{_PREPROCESSOR}: size.shortest_edge: expected {{'height': 14, 'width': 14}}, as {_PREPROCESSOR} says in crop",
+        *("llava_next", "preprocessor", {"crop_size": {"height": 8, "width": 8}}),
+        f"{_PREPROCESSOR}: size.shortest_edge: expected {{'height': 8, 'width': 8}}, as {_PREPROCESSOR} says in crop",
     ),
     (
-        *("llava_next", "preprocessor", {"image_grid_pinpoints": [[28, 56]]}),
-        f"{_PREPROCESSOR}: image_grid_pinpoints: expected [[28, 56], [56, 28], [56, 56], [84, 28], [28, 84]], as",
+        *("llava_next", "preprocessor", {"image_grid_pinpoints": [[16, 32]]}),
+        f"{_PREPROCESSOR}: image_grid_pinpoints: expected [[16, 32], [32, 16], [32, 32], [48, 16], [16, 48]], as",
     ),
     (
         *("llava_onevision", "processor", {"vision_aspect_ratio": "anyres"}),
-        f"{_PROCESSOR}: vision_aspect_ratio: expected 'anyres_max_4', as config.json says in vision_aspect_ratio",
+        f"{_PROCESSOR}: vision_aspect_ratio: expected 'anyres_max_9', as config.json says in vision_aspect_ratio",
     ),
     (
         *("llava_onevision", "processor", {"num_image_tokens": 17}),
-        f"{_PROCESSOR}: num_image_tokens: expected 16, as tiles of 28 pixels have in patches of 7, got 17",
+        f"{_PROCESSOR}: num_image_tokens: expected 16, as tiles of 16 pixels have in patches of 4, got 17",
     ),
     (
         *("llava_onevision", "processor", {"vision_feature_select_strategy": "default"}),
@@ -146,8 +146,8 @@ REFUSED: list[tuple[str, str, dict[str, Any], str]] = [
         f"{_PREPROCESSOR}: size.shortest_edge: expected a whole number from 1 to 134217728, got nothing",
     ),
     (
-        *("internvl", "preprocessor", {"size": {"height": 28, "width": 56}}),
-        f"{_PREPROCESSOR}: size: expected [28, 28], as config.json says in vision_config.image_size",
+        *("internvl", "preprocessor", {"size": {"height": 16, "width": 32}}),
+        f"{_PREPROCESSOR}: size: expected [16, 16], as config.json says in vision_config.image_size",
     ),
     (
         *("internvl", "preprocessor", {"max_patches": 100_000}),
@@ -226,26 +226,26 @@ SETTINGS: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("llava", {"image_rows": 0}, "image_rows: expected 1 to 16777216, got 0"),
     ("llava_next", {"class_rows": -1}, "class_rows: expected 0 to 4096, got -1"),
-    ("llava_next", {"patch": 29}, "patch: expected at most tile = 28, got 29"),
+    ("llava_next", {"patch": 17}, "patch: expected at most tile = 16, got 17"),
     ("llava_next", {"resolutions": ()}, "resolutions: expected one resolution or more, got ()"),
     (
-        *("llava_next", {"resolutions": ((28, 30),)}),
-        "resolutions: expected heights and widths of whole tiles of 28 pixels, less than 256 tiles, got [28, 30]",
+        *("llava_next", {"resolutions": ((16, 18),)}),
+        "resolutions: expected heights and widths of whole tiles of 16 pixels, less than 256 tiles, got [16, 18]",
     ),
     (
-        *("llava_onevision", {"resolutions": ((28 * 16, 28 * 16),)}),
-        "resolutions: expected heights and widths of whole tiles of 28 pixels, less than 256 tiles, got [448, 448]",
+        *("llava_onevision", {"resolutions": ((16 * 16, 16 * 16),)}),
+        "resolutions: expected heights and widths of whole tiles of 16 pixels, less than 256 tiles, got [256, 256]",
     ),
     ("llava_onevision", {"max_tiles": 257}, "max_tiles: expected 1 to 256, got 257"),
     ("qwen2_vl", {"max_pixels": 255}, "max_pixels: expected at least 256, got 255"),
     ("qwen2_vl", {"min_pixels": 1, "max_pixels": 63}, "max_pixels: expected at least 64, got 63"),
     ("internvl", {"min_tiles": 7}, "min_tiles: expected at most max_tiles = 6, got 7"),
-    ("idefics3", {"tile": 7}, "tile: expected a side in pixels that leaves less than 256 tiles of 112 pixels squared"),
+    ("idefics3", {"tile": 4}, "tile: expected a side in pixels that leaves less than 256 tiles of 64 pixels squared"),
     (
         *("idefics3", {"mean": (0.0, 1.0, 0.0)}),
         "mean: expected numbers of which no colour becomes 0 throughout, as the model takes such tiles for padding",
     ),
-    ("deepseek_vl", {"least": 29}, "least: expected at most side = 28, got 29"),
+    ("deepseek_vl", {"least": 17}, "least: expected at most side = 16, got 17"),
     ("glm4v", {"enlarge": "up"}, "enlarge: expected no, cut or rounded, got 'up'"),
     ("mistral3", {"patch": 1025}, "patch: expected 1 to 1024, got 1025"),
 ]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from library_images import library_inputs, library_processor, module_of, torchvision_by_name
-from published_folder import TILE
+from published_folder import PATCH, TILE
 from published_images import EACH, FOLDERS, SIZES, picture
 from small_models import known
 
@@ -56,7 +56,7 @@ _TOKENS: dict[str, dict[str, Any]] = {
         "tile_token": "TILE",
         "tile_global_token": "TILE_GLOBAL",
         "img_patch_token": "<|IMG_PATCH|>",
-        "patch_size": 14,
+        "patch_size": 2 * PATCH,
     },
     "deepseek_vl": {"image_token": "<image_placeholder>"},
     "gemma3": {"full_image_sequence": f"\n\n<start_of_image>{'<image_soft_token>' * 4}<end_of_image>\n\n"},
@@ -70,7 +70,7 @@ _TOKENS: dict[str, dict[str, Any]] = {
     "idefics3": {"fake_image_token": "<fake_token_around_image>", "global_image_tag": "<global-img>"},
     "internvl": {"start_image_token": "<img>", "end_image_token": "</img>", "image_token": "<IMG_CONTEXT>"},
     "lighton_ocr": {"image_token": "<|image_pad|>", "effective_patch_size": 8},
-    "llava padded": {"patch_size": 7, "num_additional_image_tokens": 0, "vision_feature_select_strategy": "full"},
+    "llava padded": {"patch_size": PATCH, "num_additional_image_tokens": 0, "vision_feature_select_strategy": "full"},
     "mistral3": {"image_token": "[IMG]", "image_break_token": "[IMG_BREAK]", "image_end_token": "[IMG_END]"},
     "qwen2_vl": {"image_token": "<|image_pad|>"},
     "paddleocr_vl": {"image_token": "<|IMAGE_PLACEHOLDER|>"},
@@ -115,7 +115,7 @@ def test_a_marker_becomes_what_the_library_writes(name: str) -> None:
 def test_patterns_name_what_stands_between_rows() -> None:
     """Whole numbers are rows; texts are tokens between them."""
     wanted: dict[str, tuple[str | int, ...]] = {
-        "llava": (4,),
+        "llava": (16,),
         "mistral3": (4, "[IMG_BREAK]", 4, "[IMG_BREAK]", 4, "[IMG_END]"),
         "smolvlm": (
             *("<fake_token_around_image><row_1_col_1>", 4, "<fake_token_around_image><row_1_col_2>", 4),

@@ -28,7 +28,8 @@ from mimo_transformers.family.library import (
     tower_class,
     tower_types,
 )
-from mimo_transformers.family.small_keys import shrink, thin
+from mimo_transformers.family.small_keys import thin
+from mimo_transformers.family.small_whole import shrink
 
 __all__ = [
     "ATTENTION",

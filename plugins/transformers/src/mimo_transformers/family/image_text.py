@@ -12,7 +12,7 @@ from mimo_transformers.family.library import quiet, types_of
 if TYPE_CHECKING:
     from torch import nn
 
-_SECTIONS = {"text_config", "vision_config"}
+SECTIONS = {"text_config", "vision_config"}
 
 
 def is_image_text(model_type: str) -> bool:
@@ -23,7 +23,7 @@ def is_image_text(model_type: str) -> bool:
     if model_type not in CONFIG_MAPPING:
         return False
     made: Any = CONFIG_MAPPING[model_type]
-    return made in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and made.sub_configs.keys() >= _SECTIONS
+    return made in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING and made.sub_configs.keys() >= SECTIONS
 
 
 def image_text_types() -> tuple[str, ...]:

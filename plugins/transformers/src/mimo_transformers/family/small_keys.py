@@ -1,4 +1,4 @@
-"""Small configs of the library's classes, by one rule for all families: what their tests and checks are made of."""
+"""Small configs of models of the library, by one rule for all families: what their tests and checks are made of."""
 
 from __future__ import annotations
 
@@ -99,22 +99,25 @@ _THIN = 4
 _HEADS = ("num_attention_heads", "n_head")
 """As many also where a model has less, as two ranks share them out."""
 _WIDTHS = ("hidden_size", "num_layers", "window_size")
-_SIDE, _PATCHES, _STAGED_PATCHES = 64, 4, 16
+PATCHES = 4
+"""Along a side of a small image."""
+_SIDE, _STAGED_PATCHES = 64, 16
 _BY_LAYER = ("layer_types", "mlp_layer_types", "no_rope_layers", "layers_block_type", "mlp_only_layers", "moe_layers")
 
 
-def shrink(config: Any, **changes: Any) -> dict[str, Any]:
-    """Return the keys of a small ``config.json`` of the same family as a config of the library.
+def small_keys(config: Any, **changes: Any) -> dict[str, Any]:
+    """Return the keys of a small ``config.json`` of the same family as a config of one model.
 
     Widths, heads, layers, experts, windows and vocabulary become small, each where the family has it; which layers are
     of which kind, and all else, stays.
+
+    Args:
+        config: of the library.
+        changes: other values of keys. Of ``num_hidden_layers`` follows how long lists by layer are.
     """
-    keys = config.to_dict()
-    found: dict[str, Any] = {
-        key: value
-        for key, value in _SMALL.items()
-        if isinstance(keys.get(key), int) and (keys[key] > value or key in _HEADS)
-    }
+    keys, layers = config.to_dict(), changes.get("num_hidden_layers", LAYERS)
+    found = small_sizes(keys, _SMALL)
+    found |= {key: _SMALL[key] for key in _HEADS if isinstance(keys.get(key), int)}
     if "depths" in keys:  # whose widths follow from one another
         found = {key: value for key, value in found.items() if key not in _WIDTHS}
     heads, shared = keys.get("num_attention_heads"), keys.get("num_key_value_heads")
@@ -128,15 +131,38 @@ def shrink(config: Any, **changes: Any) -> dict[str, Any]:
         if turned == "head_dim" and heads and keys["head_dim"] == keys["hidden_size"] // heads:  # as of a whole row
             found["head_dim"] = found.get("hidden_size", keys["hidden_size"]) // found["num_attention_heads"]
     if is_text_of_grids(config):
-        found["rope_parameters"] = _small_sections({**keys, **found})
-    found |= {key: _varied(keys[key]) for key in _BY_LAYER if keys.get(key) and isinstance(keys[key], list)}
+        found |= _small_grids({**keys, **found})
+    found |= {key: _varied(keys[key], layers) for key in _BY_LAYER if keys.get(key) and isinstance(keys[key], list)}
     for key in ("pad_token_id", "bos_token_id", "eos_token_id"):
         if keys.get(key) is not None:
             found[key] = 0
     if keys.get("image_size"):
-        found["image_size"] = _small_image(keys)
+        found["image_size"] = small_image(keys, joined="depths" in keys)
     found["tie_word_embeddings"] = bool(keys.get("tie_word_embeddings", False))
     return {**found, **changes}
+
+
+def small_sizes(keys: Mapping[str, Any], small: Mapping[str, int]) -> dict[str, Any]:
+    """Return the small sizes of those keys that are larger."""
+    return {key: value for key, value in small.items() if isinstance(keys.get(key), int) and keys[key] > value}
+
+
+def layer_kinds(config: Any) -> int:
+    """Return how many kinds of layers a config of one model tells apart by name."""
+    keys = config.to_dict()
+    lists = [keys[key] for key in _BY_LAYER if isinstance(keys.get(key), list)]
+    return max((len({kind for kind in kinds if isinstance(kind, str)}) for kinds in lists), default=0)
+
+
+def _small_grids(keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of small keys says how heads turn by three positions, each of which turns a pair of numbers or more.
+
+    Heads of which a part is turned are wider for it.
+    """
+    rope = keys.get("rope_parameters") or {}
+    part = rope.get("partial_rotary_factor", keys.get("partial_rotary_factor") or 1.0)
+    wider = {} if part == 1.0 else {"head_dim": int(_SMALL["head_dim"] / part)}
+    return {**wider, "rope_parameters": _small_sections({**keys, **wider})}
 
 
 def _small_sections(keys: Mapping[str, Any]) -> dict[str, Any]:
@@ -149,13 +175,18 @@ def _small_sections(keys: Mapping[str, Any]) -> dict[str, Any]:
     return {**rope, "mrope_section": [pairs - 2 * (pairs // 3), pairs // 3, pairs // 3]}
 
 
-def _small_image(keys: Mapping[str, Any]) -> int | list[int]:
-    """Return a small ``image_size``: of a few patches, and of more pixels where stages join them."""
+def small_image(keys: Mapping[str, Any], *, joined: bool) -> int | list[int]:
+    """Return a small ``image_size`` in pixels: of a few patches, and of more where later layers join them.
+
+    Args:
+        keys: of a config, with ``patch_size``.
+        joined: whether they do.
+    """
     size, patch = keys["image_size"], keys.get("patch_size")
     one = patch[0] if isinstance(patch, list | tuple) else patch
     side = _SIDE
     if isinstance(one, int):
-        side = min(_SIDE, _STAGED_PATCHES * one) if "depths" in keys else _PATCHES * one
+        side = min(_SIDE, _STAGED_PATCHES * one) if joined else PATCHES * one
     return [side] * len(size) if isinstance(size, list | tuple) else side
 
 
@@ -164,13 +195,15 @@ def thin(config: Any) -> dict[str, Any]:
     keys = config.to_dict()
     kept = {key: keys[key] for key in (*_COUNTS, *_BY_LAYER) if keys.get(key) is not None}
     kept |= {key: _THIN for key in _OF_EXPERTS if keys.get(key) is not None}
-    return shrink(config, **kept)
+    return small_keys(config, **kept)
 
 
-def _varied(kinds: list[Any]) -> list[Any]:
-    """Return the first layers, the last of these exchanged for the first one of each kind that is missing."""
-    first = kinds[:LAYERS]
-    missing = [kind for kind in dict.fromkeys(map(str, kinds)) if kind not in map(str, first)]
-    for place, kind in enumerate(missing[: len(first)], 1):
-        first[-place] = next(one for one in kinds if str(one) == kind)
+def _varied(kinds: list[Any], layers: int) -> list[Any]:
+    """Return the first layers, the last of those of which there are others exchanged for each kind that is missing."""
+    first = kinds[:layers]
+    names = [str(kind) for kind in first]
+    for kind in kinds[layers:]:
+        others = [place for place, name in enumerate(names) if names.count(name) > 1]
+        if str(kind) not in names and others:
+            first[others[-1]], names[others[-1]] = kind, str(kind)
     return first
