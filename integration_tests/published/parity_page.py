@@ -32,8 +32,8 @@ further: the library's own change by a fifth of that or more where each weight b
 Weights that the library has written went in and out again to the bit: as many tensors as the last column says. A dash
 is an axis that the family refuses.
 
-Whole models of images and text are small published folders with a tokenizer and a processor; they are
-[measured by themselves](#whole-models-of-images-and-text).
+Whole models of images and text are shrunk by the same rule, and measured as
+[published folders](#whole-models-of-images-and-text) with a tokenizer and a processor.
 
 A published `config.json` may say more than the library's own config does (convolutions of LFM2), so every model is
 tried again before it is built.
@@ -50,13 +50,15 @@ the silence behind a clip, as the library does (`silence = "keep"`). `qwen2_vl` 
 _WHOLE = "hf-images"
 _OPENING_WHOLE = """## Whole models of images and text
 
-By `hf-images` with a language model behind it: {trained} families in {folders} folders of {versions}. A small folder
-that the library has written, with a tokenizer and what its processor says, is imported by `mimo checkpoint import-hf`,
-and one step is trained on conversations with no image, one, and two of unlike sizes. Loss and every gradient are
-compared with the library's model on each sample alone: in one process, and in three layouts that are drawn by the
-folder's name, of which the largest difference is shown. So many tokens as the last column but one says are generated
-after an image, by the likeliest each, and are the library's, as are the logits. What is exported has the tensors and
-files of the folder to the bit, and the library loads it with nothing missing.
+By `hf-images` with a language model behind it: {trained} families in {folders} folders of {versions}. The library's
+own config of the whole model becomes small by the rule, with parts that fit together; of a folder only what is no size
+is chosen: which tower a variant has, and what its processor says. The library writes the folder,
+`mimo checkpoint import-hf` reads it, and one step is trained on conversations with no image, one, and two of unlike
+sizes, in four microbatches. Loss, logits of all rows and every gradient are compared with the library's model on each
+sample alone in one process; loss and gradients also in three layouts that are drawn by the folder's name, of which the
+largest difference is shown. So many tokens as the last column but one says are generated after an image, by the
+likeliest each, and are the library's; their logits count among the others. What is exported has the tensors and files
+of the folder to the bit, and the library loads it with nothing missing.
 """
 _OPENING_IMAGES = """How images are prepared, and against what that is tested: `library` is an image processor or a
 model of the library, `method` a method of its processor of texts that is called by itself.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import attrs
 from published_folder import BOUNDS, JOINED, LARGEST, PATCH, TILE, Family
 
 _SIZE = {"shortest_edge": 2 * TILE**2, "longest_edge": LARGEST**2}
@@ -40,11 +41,15 @@ PATCHED: Mapping[str, Family] = {
     "glm46v": _sized("glm46v", "Glm46VImageProcessorFast"),
     "glm_ocr": _sized("glm_ocr", "Glm46VImageProcessorFast"),
     "glmga": _sized("glmga", "GlmgaImageProcessorFast"),
-    "paddleocr_vl": _sized(
-        "paddleocr_vl",
-        "PaddleOCRVLImageProcessor",
-        temporal_patch_size=1,
-        size={"shortest_edge": TILE**2, "longest_edge": LARGEST**2},
+    "paddleocr_vl": attrs.evolve(
+        _sized(
+            "paddleocr_vl",
+            "PaddleOCRVLImageProcessor",
+            temporal_patch_size=1,
+            size={"shortest_edge": TILE**2, "longest_edge": LARGEST**2},
+        ),
+        # Its class turns by three positions and names no sections; published configs do, as here.
+        said={"text_config": {"rope_parameters": {"rope_type": "default", "mrope_section": [16, 24, 24]}}},
     ),
     "video_llama_3": Family(
         model_type="video_llama_3",
