@@ -34,8 +34,8 @@ def test_layers_that_are_named_exist() -> None:
     windows = small_whole("qwen2_5_vl")["vision_config"]
     assert (windows["depth"], windows["fullatt_block_indexes"]) == (2, [1])
     assert windows["window_size"] == 2 * windows["spatial_merge_size"] * windows["patch_size"]
-    layers = small_whole("vipllava")["vision_feature_layer"]
-    assert layers == [-2, -3, 2]  # of embedded patches and two layers
+    features = config_of("vipllava", small_whole("vipllava")).vision_feature_layers
+    assert list(features) == [-2, -3, 2]  # of embedded patches and two layers
 
 
 def test_each_kind_of_layers_is_there() -> None:

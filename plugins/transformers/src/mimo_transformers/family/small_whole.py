@@ -58,7 +58,8 @@ def shrink(config: Any, **changes: Any) -> dict[str, Any]:
 
     Args:
         config: of the library.
-        changes: other values of keys; of a part of a whole model, as ``text_config``, those of some of its keys.
+        changes: other values of keys; of a part of a whole model, as ``text_config``, those of some of its keys, from
+            which nothing in other parts follows.
     """
     if not config.sub_configs.keys() >= SECTIONS:
         return small_keys(config, **changes)
