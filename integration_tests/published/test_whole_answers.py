@@ -23,6 +23,8 @@ from mimo_transformers.images import ImageProcessing
 
 TOKENS = 12
 _LARGER = 4.0
+_SEEDS = {"gemma3": 3, "hyperclovax_vision_v2": 2}
+"""Of weights by which what is answered depends on the images, where those of 0 say the same of all."""
 ASKED = "so <image>what<image>?"
 
 
@@ -31,7 +33,7 @@ def write_decided(name: str, path: Path) -> None:
 
     Its layers' weights are large enough for that, and no other token is likely.
     """
-    model = write_whole(name, path)
+    model = write_whole(name, path, seed=_SEEDS.get(name, 0))
     words = json.loads((path / "tokenizer.json").read_text())["model"]["vocab"]
     head = model.get_output_embeddings().weight
     is_letter = torch.zeros(len(head), 1)
