@@ -16,6 +16,7 @@ from bounds import gradient_bound
 from parity import Difference, Kind, Tensors, difference_of
 from torch import Tensor
 from torch.nn import functional
+from torch.utils._python_dispatch import TorchDispatchMode
 from truth import nudge
 
 from mimo.model import LanguageModelSpec, Stage
@@ -26,6 +27,7 @@ from mimo.topology import DATA_AXES
 from mimo_transformers import HF_DECODER, HfDecoderConfig, shrink
 from mimo_transformers.family import new_network, quiet
 
+_ATEN = torch.ops.aten
 LANES = ((7, 3, 5), (4, 6))
 """Tokens of each sample of two microbatches, which are two lanes where experts are spread."""
 LAYOUTS: Mapping[str, LanguageLayout] = {
@@ -182,11 +184,33 @@ def _library(other: Beside) -> Library:
     return Library(loss=loss.item(), logits=logits, gradients=other.theirs())
 
 
+class _RowByRow(TorchDispatchMode):
+    """Makes each row of a product by itself, so that no bit of it follows from how many rows an expert has."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Do an operation."""
+        match func, *args:
+            case _ATEN.mm.default, rows, weight:
+                return self._products(rows, weight.expand(len(rows), *weight.shape))
+            case _ATEN.addmm.default, bias, rows, weight if not kwargs:
+                return bias + self._products(rows, weight.expand(len(rows), *weight.shape))
+            case _ATEN._grouped_mm.default, rows, weights, ends, *_:
+                experts = torch.searchsorted(ends.long(), torch.arange(len(rows)), right=True)
+                return self._products(rows, weights[experts])
+        return func(*args, **(kwargs or {}))
+
+    @staticmethod
+    def _products(rows: Tensor, weights: Tensor) -> Tensor:
+        return torch.bmm(rows.unsqueeze(1), weights).squeeze(1)
+
+
 def leak(spec: LanguageModelSpec, config: Any) -> float:
     """Return by how much one sample changes the logits of others in a microbatch, over the largest."""
     stage: Any = spec.build(config, Stage())
     most = 0.0
-    with torch.no_grad():
+    with torch.no_grad(), _RowByRow():  # type: ignore[no-untyped-call]  # torch leaves it untyped
         logits = [stage.logits(stage(_batch(0, config.vocabulary, changed), {}, None)) for changed in (None, *range(3))]
     for changed, found in enumerate(logits[1:]):
         others = [place for place, length in enumerate(LANES[0]) for _ in range(length)]
