@@ -33,8 +33,8 @@ TEST_TOOLS = "mimo-testing"
 WORKERS = 1 + (os.cpu_count() or 1)
 """Processes that test: one more than there are cores, as ranks of a test wait for each other, and no core should.
 
-With more, ranks wait for cores: a test of four ranks then takes a tenth more processor time, of which much is spent by
-threads of gloo that try for a lock which a rank holds that was stopped.
+With one more than that, a test of four ranks takes a tenth more processor time: a rank that waits for a core may hold a
+lock, at which one of gloo's threads then spins.
 """
 if not {"-s", "--session", "--sessions"}.intersection(sys.argv):
     nox.options.parallel = WORKERS  # of a session that is named one wants to see each line as it comes
@@ -120,7 +120,8 @@ def install(
         f"-e {MEMBERS[name].folder.as_uri()}" + (f"[{','.join(sorted(extras))}]" if extras else "")
         for name, extras in members.items()
     ]
-    file = Path(session.virtualenv.location) / "members.txt"  # uv builds anew whatever is named on the command line
+    # uv builds a package that a file names once, and one that its command line names each time.
+    file = Path(session.virtualenv.location) / "members.txt"
     file.write_text("\n".join(lines), encoding="utf-8")
     testing = [requirement for name in tested for requirement in MEMBERS[name].testing]
     session.install("-c", str(CONSTRAINTS), "-r", str(file), *dependency_groups(WORKSPACE, *groups), *testing)

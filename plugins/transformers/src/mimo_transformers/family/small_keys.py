@@ -148,7 +148,7 @@ def small_sizes(keys: Mapping[str, Any], small: Mapping[str, int]) -> dict[str, 
 
 
 def layer_kinds(config: Any) -> int:
-    """Return how many kinds of layers a config of one model tells apart by name."""
+    """Return how many kinds of layers with a name of their own a config of one model has."""
     keys = config.to_dict()
     lists = [keys[key] for key in _BY_LAYER if isinstance(keys.get(key), list)]
     return max((len({kind for kind in kinds if isinstance(kind, str)}) for kinds in lists), default=0)

@@ -49,7 +49,7 @@ def exchange(
     peers = [peer for peer in range(group.size()) if peer != rank]
     coming = [(peer, received(peer)) for peer in peers]
     going = [(peer, sent(peer)) for peer in peers]
-    # What is sent first leaves before the peer sends: gloo's thread can't receive while the same pair's lock is held.
+    # Sends first: while a large one holds the lock of a pair, gloo's thread spins over what the peer sends meanwhile.
     works = [dist.isend(x, group=group, group_dst=peer) for peer, x in going if x.numel()]
     works += [dist.irecv(x, group=group, group_src=peer) for peer, x in coming if x.numel()]
     for work in works:
