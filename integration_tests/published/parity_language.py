@@ -14,6 +14,7 @@ import torch
 import transformers
 from bounds import gradient_bound
 from parity import Difference, Kind, Tensors, difference_of
+from small_models import as_published
 from torch import Tensor
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -222,14 +223,14 @@ def leak(spec: LanguageModelSpec, config: Any) -> float:
 
 @torch.no_grad()
 def weights(config: HfDecoderConfig) -> int:
-    """Have the library write a model, read that, write it again, and return the number of tensors in it."""
+    """Have the library write a model, read that as published, write it again, and return how many tensors it has."""
     torch.manual_seed(5)
     network, family = _network(config), HF_DECODER.hf_any.of(config.model_type)  # type: ignore[union-attr]
     assert family is not None
     for parameter in network.parameters():
         parameter.add_(torch.randn_like(parameter), alpha=0.05)
     with tempfile.TemporaryDirectory() as folder, quiet():
-        theirs = saved(network, Path(folder))
+        theirs = as_published(saved(network, Path(folder)))
         settings = family.settings(json.loads((Path(folder) / "config.json").read_text(encoding="utf-8")))
     read = HfDecoderConfig(**settings)
     stage = HF_DECODER.build(read, Stage())

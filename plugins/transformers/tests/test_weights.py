@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
-from small_models import known, small
+from safetensors.torch import load_file, save_file
+from small_models import as_published, known, small
 
 from mimo.hooks import CheckpointError, ConfigError
 from mimo.model import HfFamily, Stage, file_shapes
@@ -108,12 +108,37 @@ def test_a_parameter_is_cut_at_the_widths_of_the_model() -> None:
     assert (found.ours, found.names, found.lengths) == ("layers.0.self_attn.conv1d.weight", names, (60, 60, 60))
 
 
-def test_what_the_library_cuts_elsewhere_than_it_was_published_is_refused() -> None:
-    """OLMo Hybrid's values are wider than its keys, and the library writes them as wide."""
+@pytest.mark.parametrize(
+    ("model_type", "part", "lengths"), [("olmo_hybrid", ".q_conv1d.", (16, 16, 32)), ("molmo2_text", "wte.", (97, 128))]
+)
+def test_what_the_library_cuts_elsewhere_than_it_was_published_is_cut_as_published(
+    model_type: str, part: str, lengths: tuple[int, ...], tmp_path: Path
+) -> None:
+    """OLMo Hybrid's values are wider than its keys, Molmo2 has few added ids; the library loads what is written."""
+    network = published(model_type, tmp_path)
+    theirs = as_published(load_file(tmp_path / "model.safetensors"))
+    family, config = family_of(model_type), small(model_type)
+    assert {entry.lengths for entry in decoder_table(config) if part in entry.names[0]} == {lengths}
+    stage = HfStage(config, Stage())
+    assert read_hf(stage, family, config, theirs) == ()
+    back = write_hf(stage, family, config)
+    assert back.keys() == theirs.keys()
+    assert all(torch.equal(back[name], tensor) for name, tensor in theirs.items())
+    save_file(back, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with quiet():
+        again = type(network).from_pretrained(tmp_path, attn_implementation="eager")
+    assert all(torch.equal(one, network.state_dict()[name]) for name, one in again.state_dict().items())
+
+
+def test_what_is_joined_of_unknown_lengths_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The library would write OLMo Hybrid's values as wide as its keys; and lengths are those of the whole."""
     keys = {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]}
     known("olmo_hybrid")
-    with pytest.raises(ConfigError, match=r"joins are of one length, .* got another one: .*q_conv1d\.weight"):
-        decoder_table(HfDecoderConfig(**family_of("olmo_hybrid").settings(keys)))
+    refused = r"joins are of one length, .* got another one: .*q_conv1d\.weight"
+    for lengths in ({}, {"olmo_hybrid": lambda _config: (8, 8, 8)}):
+        monkeypatch.setattr("mimo_transformers.weights.table._JOINED", lengths)
+        with pytest.raises(ConfigError, match=refused):
+            decoder_table(HfDecoderConfig(**family_of("olmo_hybrid").settings(keys)))
 
 
 def test_what_the_library_passes_over_is_passed_over() -> None:

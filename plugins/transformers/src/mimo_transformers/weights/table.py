@@ -35,6 +35,18 @@ _ANY_WIDTH = 8
 
 _MOST_EXPERTS = 1 << 16
 
+_JOINED: Mapping[str, Callable[[Any], tuple[int, ...]]] = {
+    "olmo_hybrid": lambda config: (
+        *(config.linear_num_key_heads * config.linear_key_head_dim,) * 2,
+        config.linear_num_value_heads * config.linear_value_head_dim,
+    ),
+    "molmo2_text": lambda config: (config.vocab_size, config.additional_vocab_size),
+}
+"""By model type, from the library's config: rows of the tensors, as published, that the library joins into one.
+
+Of other families these are of one length, to which the library cuts all that it has joined when it writes them.
+"""
+
 
 def decoder_table(config: HfDecoderConfig) -> Sequence[HfTensor]:
     """Return the table of a language model of the library.
@@ -93,11 +105,13 @@ class _Case:
         build: makes it.
         thin: what decides where a thin one of it lies in files, as text.
         make: makes the library's thin one, and ours.
+        joined: rows of the published tensors that are joined into one of its parameters, where they differ.
     """
 
     build: Callable[[], _Bridged]
     thin: str
     make: Callable[[], tuple[Any, _Bridged]]
+    joined: tuple[int, ...] | None = None
 
     def whole(self) -> _Bridged:
         """Return it, without storage but for buffers."""
@@ -118,6 +132,7 @@ def _decoder(config: HfDecoderConfig) -> _Case:
         build=lambda: HfStage(config, Stage()),
         thin=repr(thin),
         make=lambda: (new_network(thin.library(), attention="eager"), HfStage(thin, Stage())),
+        joined=_JOINED[config.model_type](config.library()) if config.model_type in _JOINED else None,
     )
 
 
@@ -152,7 +167,7 @@ def _table(case: _Case) -> Sequence[HfTensor]:
             start, end = end, end + (0 if place.alone else place.part_shape(shapes[place.ours])[place.along])
             rows[place] = None if place.alone else (start, end)
     return [
-        _entry(found, rows[found[0]]) if found[0].cut is None else _entry_of_parts(found, shapes[ours])
+        _entry(found, rows[found[0]]) if found[0].cut is None else _entry_of_parts(found, shapes[ours][0], case.joined)
         for ours, found in _grouped(places, lambda place: place.ours).items()
     ]
 
@@ -193,25 +208,28 @@ def _entry(found: Sequence[Location], rows: tuple[int, int] | None) -> HfTensor:
     )
 
 
-def _entry_of_parts(found: Sequence[Location], shape: tuple[int, ...]) -> HfTensor:
+def _entry_of_parts(found: Sequence[Location], rows: int, joined: tuple[int, ...] | None) -> HfTensor:
     """Return the entry of one of ours, which lies in several tensors one after the other.
 
+    Args:
+        found: all of them.
+        rows: of ours.
+        joined: rows of each, where known; otherwise they must be of one length, to which the library cuts them
+            whatever they are published with.
+
     Raises:
-        ConfigError: they aren't of one length, to which the library cuts them whatever they are published with.
+        ConfigError: they aren't; or those that are known make another one.
     """
     parts = sorted(found, key=lambda place: place.cut or (0, 0))
-    lengths = [high - low for low, high in (place.cut or (0, 0) for place in parts)]
-    if len(set(lengths)) > 1 or shape[0] % len(parts):
+    lengths = joined or (rows // len(parts),) * len(parts)
+    cut = [high - low for low, high in (place.cut or (0, 0) for place in parts)]
+    if (joined is None and len(set(cut)) > 1) or len(lengths) != len(parts) or sum(lengths) != rows:
         raise ConfigError(
             "config.model_type",
             expected="a family of which tensors that transformers joins are of one length, since it writes them so",
             got=f"another one: {parts[0].theirs}",
         )
-    return HfTensor(
-        ours=parts[0].ours,
-        theirs=tuple(place.theirs for place in parts),
-        lengths=(shape[0] // len(parts),) * len(parts),
-    )
+    return HfTensor(ours=parts[0].ours, theirs=tuple(place.theirs for place in parts), lengths=lengths)
 
 
 def _locations_of(case: _Case) -> _Locations:
