@@ -81,7 +81,7 @@ ROOMS: Mapping[str, Mapping[str, Row]] = {
         "image_files": Row("images"),
         "family": Row(),
         "model": Row(
-            "family", modules="attention drops experts layers mixing modules own published routers small stage"
+            "family", modules="attention drops experts mixing modules own per_sample routers small stage"
         ),
         "trial": Row("family model", modules="encoders packed record tensor tensor_plan two_ranks"),
         "tower": Row("family model trial", modules="encoder trial"),

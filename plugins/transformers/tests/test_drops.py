@@ -29,7 +29,7 @@ from mimo_transformers import HF_DECODER, HF_ENCODER, HfEncoderConfig
 from mimo_transformers.family import check_dropout, config_of, new_tower, quiet, rates_in, without_refused
 from mimo_transformers.model.attention import PackedRows, hold_rows
 from mimo_transformers.model.drops import BridgedDropout, replace_drops
-from mimo_transformers.model.layers import run_per_sample
+from mimo_transformers.model.per_sample import run_per_sample
 from mimo_transformers.model.small import batch_of, thin_values
 from mimo_transformers.model.stage import HfStage
 from mimo_transformers.tower import trial

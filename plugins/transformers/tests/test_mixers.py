@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import attrs
 import pytest
 import torch
 from small_models import small
@@ -9,15 +10,16 @@ from torch import Tensor, nn
 
 from mimo.hooks import ConfigError, PluginError
 from mimo.model import Stage, check_module
-from mimo.model.runtime import ExpertAxis
+from mimo.model.runtime import ExpertAxis, LanguageBatch
 from mimo.model.testing import LanguageLayout, assert_language_layouts, assert_language_model_conforms
 from mimo.topology import Grid
 from mimo_transformers import HF_DECODER, HfDecoderConfig
 from mimo_transformers.family import quiet
 from mimo_transformers.model.attention import PackedRows, hold_rows
 from mimo_transformers.model.experts import BridgedExperts
-from mimo_transformers.model.layers import run_per_sample
 from mimo_transformers.model.mixing import Mixing, mixing
+from mimo_transformers.model.modules import BridgedLinear
+from mimo_transformers.model.per_sample import PerSample, SavedStates, run_per_sample
 from mimo_transformers.model.small import batch_of, described, draw_ids, stirred, trying
 from mimo_transformers.model.stage import HfStage
 from mimo_transformers.trial import packed, tensor
@@ -46,6 +48,7 @@ def test_what_mixes_rows_is_found_by_what_it_computes(model_type: str, names: se
     """No more than that runs on one sample after the other: neither attention, nor experts, nor whole layers."""
     found = mixing(described(small(model_type)))
     assert {part.__name__ for part in found.parts} == names
+    assert set(found.parts.values()) == ({"cache_params"} if names else set())
     assert {name for _, name in found.weights} == ({"dt_proj"} if model_type == "jamba" else set())
 
 
@@ -110,11 +113,61 @@ def test_it_keeps_the_promises_of_a_language_model(model_type: str) -> None:
     assert_language_model_conforms(HF_DECODER, config=small(model_type), checks=checks)
 
 
+CONTINUED = ("minimax", "bamba", "falcon_mamba", "granitemoehybrid", "jamba", "kimi_linear", "lfm3", "mamba2")
+CONTINUED_TOO = ("nemotron_h", "olmo_hybrid", "qwen3_5_moe_text", "qwen3_5_text", "qwen3_next")
+
+
+@pytest.mark.newest
+@pytest.mark.soak
+@pytest.mark.parametrize("model_type", [*CONTINUED[1:], *CONTINUED_TOO, "rwkv"])
+def test_samples_are_continued_in_any_pieces(model_type: str) -> None:
+    """Alone, beside others, and where one has ended; MiniMax can't be tried on decays that don't fit each other."""
+    assert_language_model_conforms(HF_DECODER, config=small(model_type), checks=["decode cache"])
+
+
+@pytest.mark.newest
+@pytest.mark.parametrize(
+    ("model_type", "rows"),
+    [
+        ("minimax", 1),
+        ("rwkv", 8),
+        *(pytest.param(one, 1, marks=pytest.mark.soak) for one in (*CONTINUED[1:], *CONTINUED_TOO)),
+    ],
+)
+def test_a_further_row_runs_alone_through_what_mixes_rows(model_type: str, rows: int) -> None:
+    """But where such a part can't be given its states: that runs on all rows again."""
+    with trying():
+        stage, given = HfStage(small(model_type), Stage()).eval(), list[int]()
+        stage.read(stirred(small(model_type)))
+    mixers = [part for part in stage.modules() if isinstance(part, PerSample)]
+    for linear in (one for part in mixers for one in part.modules() if isinstance(one, BridgedLinear)):
+        linear.register_forward_pre_hook(lambda _linear, inputs: given.append(inputs[0].shape[1]))
+    ids, cache = torch.arange(2, 10), stage.new_decode_cache()
+    with torch.no_grad():
+        for span in (slice(0, 7), slice(7, 8)):
+            given.clear()
+            new, positions = ids[span], torch.arange(8)[span]
+            batch = LanguageBatch.of(new, new, positions, lengths=(len(new),))
+            found = stage(attrs.evolve(batch, decode_cache=cache), {}, None)
+        assert set(given) == {rows}
+        whole = stage(batch_of([ids]), {}, None)
+    assert float((found - whole[-1:]).norm()) <= 1e-5 * float(whole[-1:].norm())
+
+
+def test_a_part_whose_states_do_not_continue_it_runs_on_all_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is found by what it returns: here a scan begins anew at each row."""
+    monkeypatch.setattr(SavedStates, "get_recurrent_state", lambda _states, _layer, state_idx=0: None)
+    found = mixing.__wrapped__(described(small("mamba")))
+    assert {part.__name__: takes for part, takes in found.parts.items()} == {"MambaMixer": ""}
+
+
 def test_short_convolutions_run_on_each_sample() -> None:
     """Also where the library's own default has none."""
     config = conv_lfm2()
     HF_DECODER.build(config, Stage())
-    assert {part.__name__ for part in mixing(described(config)).parts} == {"Lfm2ShortConv"}
+    found = mixing(described(config)).parts
+    assert {part.__name__: takes for part, takes in found.items()} == {"Lfm2ShortConv": "past_key_values"}
+    assert_language_model_conforms(HF_DECODER, config=config, checks=["decode cache"])
     assert changes_elsewhere(config) == 0.0
 
 

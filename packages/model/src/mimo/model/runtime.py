@@ -1,6 +1,6 @@
 """The torch side of the model: layers to write plugins with, `build_part` that makes a rank's share, `MimoModel`."""
 
-from mimo.model.attention import Segments, attend
+from mimo.model.attention import Segments, SequenceRun, attend
 from mimo.model.build.build import build_part
 from mimo.model.build.compiled import Compilation, check_backend, compilation_of
 from mimo.model.build.create_on import create_on
@@ -138,6 +138,7 @@ __all__ = [
     "ScanInputs",
     "Segments",
     "SequenceCache",
+    "SequenceRun",
     "Sequences",
     "Split",
     "SupportsDecodeCache",

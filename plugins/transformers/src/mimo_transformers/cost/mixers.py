@@ -23,7 +23,7 @@ from mimo.model.runtime import ContextAxis
 from mimo_transformers.cost.products import ForwardCounter
 from mimo_transformers.cost.saved import SavedTensors
 from mimo_transformers.model.attention import CallRecord, PackedRows, hold_rows, rows_of
-from mimo_transformers.model.layers import PerSample, change_tensors, tensors_in
+from mimo_transformers.model.per_sample import PerSample, change_tensors, tensors_in
 
 _STEPS = (7, 15, 31)
 """Rows by which others are known of what takes as much for each, as what goes from row to row. No width is odd."""

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mimo.model import OpCost
 from mimo_transformers.cost.saved import SavedTensors
-from mimo_transformers.model.layers import change_tensors, tensors_in
+from mimo_transformers.model.per_sample import change_tensors, tensors_in
 
 _CONVOLUTION = "aten::convolution"
 _SOLVED = "aten::linalg_solve_triangular"

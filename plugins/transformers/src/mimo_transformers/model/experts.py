@@ -14,8 +14,7 @@ from torch import Tensor, nn
 
 from mimo.model.runtime import Dispatch, DrawKeys, Drawn, ExpertAxis, GroupedLinear, TensorAxis
 from mimo_transformers.model.attention import held_rows
-from mimo_transformers.model.modules import Draw, draw_all, without_contents
-from mimo_transformers.model.published import Published
+from mimo_transformers.model.modules import Draw, Published, draw_all, without_contents
 
 _FORM = ("num_experts", "has_gate", "has_bias", "is_transposed", "is_concatenated")
 """What the library's classes of experts say of themselves."""

@@ -8,31 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from functools import cache
+from functools import cache, partial
+from inspect import signature
 from typing import Any, TypeAlias
 
 import attrs
 import torch
 from torch import Tensor, nn
 
-from mimo.model.runtime import LanguageBatch, create_on
+from mimo.model.runtime import DecodeCache, LanguageBatch, create_on
 from mimo_transformers.family import base_path_of, new_network
 from mimo_transformers.model.attention import PackedRows, hold_rows, register_attention
 from mimo_transformers.model.drops import replace_drops
-from mimo_transformers.model.layers import (
-    BridgedLayer,
-    bridge_layers,
-    change_tensors,
-    mix_in,
-    run_per_sample,
-    tensors_in,
-)
+from mimo_transformers.model.layers import BridgedLayer, bridge_layers
 from mimo_transformers.model.parts import find_parts, run_base
+from mimo_transformers.model.per_sample import change_tensors, mix_in, run_per_sample, tensors_in
 from mimo_transformers.model.small import affordable, batch_of, draw_ids, small_config, stir, trying
 
 _CHANGED = 1
 """Number of the sample that gets other rows."""
 _TOLERANCE = 1e-6
+_OF_CACHES = {"cache_params", "past_key_values"}
+"""Arguments by which the library gives its parts what it saves of samples."""
+_LAST_PIECES = (1, 2)
+"""Rows that come of every sample at last, in two forwards; a short one has none before."""
+_NEAR = 1e-5
+"""Relative; the library sums otherwise where it goes from row to row."""
 
 _Calls: TypeAlias = Mapping[nn.Module, tuple[Any, Any]]
 """Positional and keyword arguments of parts."""
@@ -43,12 +44,13 @@ class Mixing:
     """What mixes rows in a family.
 
     Args:
-        parts: the library's classes of what must run on one sample after the other.
+        parts: the library's classes of what must run on one sample after the other; of each the argument of its
+            forward by which it is given the states of samples that are continued, or nothing where that can't be.
         weights: linears in them of which nothing but the weight is used, by the class of what holds them and their
             name there.
     """
 
-    parts: frozenset[type[nn.Module]] = frozenset()
+    parts: Mapping[type[nn.Module], str] = attrs.field(factory=dict)
     weights: frozenset[tuple[type[nn.Module], str]] = frozenset()
 
 
@@ -72,7 +74,7 @@ def _mixing(network: Any, layers: Any, batch: LanguageBatch) -> Mixing:
     originals = {part: type(part) for part in layers.modules()}
     rows = PackedRows.of(batch)
     calls = _calls(network, layers, rows, batch)
-    found: set[type[nn.Module]] = set()
+    found: dict[type[nn.Module], str] = {}
     for layer in layers:
         if not _mixes(layer, calls, rows):
             continue
@@ -85,7 +87,7 @@ def _mixing(network: Any, layers: Any, batch: LanguageBatch) -> Mixing:
             if part is layer:
                 mix_in(part, BridgedLayer)
             if _mixes(part, calls, rows) is False:
-                found.add(original)
+                found[original] = _takes_states(part, original, calls, rows)
             else:  # what it lies in does more than it, or is given rows in another form
                 part.__class__ = before
     weights = frozenset(
@@ -96,7 +98,7 @@ def _mixing(network: Any, layers: Any, batch: LanguageBatch) -> Mixing:
         for name, child in holder.named_children()
         if type(child) is nn.Linear and child not in calls
     )
-    return Mixing(parts=frozenset(found), weights=weights)
+    return Mixing(parts=found, weights=weights)
 
 
 def _calls(network: Any, layers: Any, rows: PackedRows, batch: LanguageBatch) -> _Calls:
@@ -107,13 +109,57 @@ def _calls(network: Any, layers: Any, rows: PackedRows, batch: LanguageBatch) ->
         if part not in calls:
             calls[part] = change_tensors((given, named), lambda tensor: tensor.clone())
 
-    bridge_layers(layers, ())
+    bridge_layers(layers, {})
     hooks = [part.register_forward_pre_hook(record, with_kwargs=True) for part in layers.modules()]
     base, x = network.get_submodule(base_path_of(network)), network.get_input_embeddings()(batch.tokens.unsqueeze(0))
     run_base(base, layers, x, rows)
     for hook in hooks:
         hook.remove()
     return calls
+
+
+def _takes_states(part: nn.Module, original: type[nn.Module], calls: _Calls, rows: PackedRows) -> str:
+    """Return the argument by which a part, made `PerSample`, can be given its states; nothing if by none.
+
+    Samples that come piece by piece must make the same rows: single ones of several, more behind them, a late one.
+    """
+    for name in _OF_CACHES & signature(original.forward).parameters.keys():
+        with suppress(Exception), hold_rows(part, rows):  # whatever it does with a cache that isn't the library's
+            given, named = change_tensors(calls[part], lambda tensor: tensor.clone())
+            whole = tensors_in(part.forward(*given, **named))
+            vars(part)["takes_states"] = name
+            pieces = _in_pieces(part, calls, rows)
+            if all(_are_close(one, other) for one, other in zip(pieces, whole, strict=True)):
+                return name
+        vars(part)["takes_states"] = ""
+    return ""
+
+
+def _in_pieces(part: nn.Module, calls: _Calls, rows: PackedRows) -> list[Tensor]:
+    """Return the rows that a part makes of its call where samples come piece by piece."""
+    cache, samples = DecodeCache(), torch.arange(len(rows.positions)).split(list(rows.lengths))
+    places, found = list[Tensor](), list[list[Tensor]]()
+    first = tuple(length - sum(_LAST_PIECES) for length in rows.lengths)
+    for lengths in (first, *((count,) * len(samples) for count in _LAST_PIECES)):
+        cache.begin(lengths, rows.positions.device)
+        new = zip(samples, cache.step.before, lengths, strict=True)
+        place = torch.cat([one[before : before + count] for one, before, count in new])
+        given, named = change_tensors(calls[part], partial(_rows_at, place))
+        piece = attrs.evolve(rows, lengths=lengths, positions=rows.positions[place], cache=cache)
+        with hold_rows(part, piece):
+            found.append(tensors_in(part.forward(*given, **named)))
+        cache.end()
+        places.append(place)
+    order = torch.cat(places).argsort()
+    return [torch.cat(pieces, 1)[:, order] for pieces in zip(*found, strict=True)]
+
+
+def _rows_at(place: Tensor, tensor: Tensor) -> Tensor:
+    return tensor[:, place]
+
+
+def _are_close(one: Tensor, other: Tensor) -> bool:
+    return bool((one.double() - other.double()).abs().max() <= _NEAR * other.double().abs().max())
 
 
 def _mixes(part: nn.Module, calls: _Calls, rows: PackedRows) -> bool | None:

@@ -22,19 +22,20 @@ from mimo_transformers.family import HfDecoderConfig, base_path_of, new_network,
 from mimo_transformers.model.attention import CallRecord, PackedRows, register_attention
 from mimo_transformers.model.drops import replace_drops
 from mimo_transformers.model.experts import BridgedGroupedLinear
-from mimo_transformers.model.layers import LAYER_ROWS, Passing, bridge_layers, mix_in, stand_in
+from mimo_transformers.model.layers import LAYER_ROWS, Passing, bridge_layers, stand_in
 from mimo_transformers.model.mixing import mixing
 from mimo_transformers.model.modules import (
     BridgedEmbedding,
     BridgedLinear,
     Draw,
+    Published,
     fill_buffers,
     turns_by_grids,
     without_contents,
 )
 from mimo_transformers.model.own import make_own, replace
 from mimo_transformers.model.parts import Parts, find_parts, run_base
-from mimo_transformers.model.published import Published
+from mimo_transformers.model.per_sample import mix_in
 from mimo_transformers.model.routers import add_balance_loss, find_routers, record_choices
 from mimo_transformers.model.small import constants, described
 

@@ -19,9 +19,8 @@ from mimo.model import Side
 from mimo.model.runtime import DrawKeys, Drawn, PackedRows, Projector, create_on
 from mimo_transformers.family import HfEncoderConfig, new_tower, quiet
 from mimo_transformers.model.drops import replace_drops
-from mimo_transformers.model.modules import Constant, Draw, without_contents
+from mimo_transformers.model.modules import Constant, Draw, Published, without_contents
 from mimo_transformers.model.own import make_own, replace
-from mimo_transformers.model.published import Published
 
 _GRID_DIMS = 4
 """Of rows that lie in a grid: [N, W, h, w], as those of convolutions, or [N, h, w, W]."""

@@ -12,8 +12,8 @@ from mimo.model import Stage
 from mimo.model.runtime import AuxLosses, ExpertAxis, Split, TensorAxis
 from mimo_transformers.family import HfDecoderConfig
 from mimo_transformers.model.experts import BridgedExperts
-from mimo_transformers.model.layers import PerSample
 from mimo_transformers.model.mixing import mixing
+from mimo_transformers.model.per_sample import PerSample
 from mimo_transformers.model.small import batch_of, described, draw_ids, small_config, stirred, trying
 from mimo_transformers.model.stage import HfStage
 from mimo_transformers.trial.packed import draw_in

@@ -17,8 +17,8 @@ from mimo.hooks import ConfigError
 from mimo.model.runtime import ExpertAxis, LanguageStage, Split, TensorAxis
 from mimo_transformers.model.attention import set_heads
 from mimo_transformers.model.experts import BridgedExperts
-from mimo_transformers.model.layers import PerSample
 from mimo_transformers.model.modules import BridgedLinear, Way
+from mimo_transformers.model.per_sample import PerSample
 from mimo_transformers.model.small import general
 
 _ROWS, _COLUMNS = 0, 1

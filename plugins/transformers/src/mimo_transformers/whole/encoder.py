@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from mimo.hooks import ConfigError
 from mimo_transformers.family import ImageHalf, image_half
-from mimo_transformers.model.modules import Constant, Draw, without_contents
+from mimo_transformers.model.modules import Constant, Draw, Published, without_contents
 from mimo_transformers.model.own import make_own, replace
-from mimo_transformers.model.published import Published
 from mimo_transformers.whole.config import HfImagesConfig
 from mimo_transformers.whole.packed_images import use_image_attention
 
