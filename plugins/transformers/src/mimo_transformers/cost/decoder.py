@@ -42,7 +42,7 @@ class _Matrices:
         experts: of these, those of experts.
         products: elements of its matrices, each as often as one row is multiplied with it.
         ends: inputs and outputs of these products.
-        expert_ends: of these, those of experts.
+        expert_ends: of these, those of grouped products of experts, which aren't run.
         widest: the most outputs of a product.
         largest: elements of the largest matrix, of all experts together.
     """
@@ -55,13 +55,12 @@ class _Matrices:
     widest: int = 0
     largest: int = 0
 
-    def add(self, outputs: int, inputs: int, *, times: int = 1, experts: int = 0) -> None:
+    def add(self, outputs: int, inputs: int, *, times: int = 1, experts: int = 1) -> None:
         """Count a matrix with which each row is multiplied, so many times; of experts how many there are."""
         self.products += times * outputs * inputs
         self.ends += times * (outputs + inputs)
-        self.expert_ends += times * (outputs + inputs) if experts else 0
         self.widest = max(self.widest, times * outputs)
-        self.largest = max(self.largest, max(experts, 1) * outputs * inputs)
+        self.largest = max(self.largest, experts * outputs * inputs)
 
 
 @attrs.frozen(kw_only=True)
@@ -153,7 +152,9 @@ def _counted(described: str, stage: Stage) -> tuple[Mapping[str, _Matrices], _Fo
             if isinstance(module, GroupedLinear):
                 part.experts += parameter.numel()
                 if leaf == "weight":
+                    before = part.ends
                     part.add(*parameter.shape[1:], times=times.get(module, 1), experts=len(parameter))
+                    part.expert_ends += part.ends - before
             elif name == "layers" and forward is not None and not forward.is_product(parameter):
                 continue
             elif parameter.dim() == _OF_EXPERTS and parameter.shape[0] == config.experts:
