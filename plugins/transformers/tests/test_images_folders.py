@@ -61,19 +61,27 @@ def test_every_kind_has_its_parity() -> None:
     assert set(PARITY) == set(KINDS) == {folder.processing().kind for folder in FOLDERS.values()}
 
 
-@pytest.mark.parametrize("name", sorted({*PLAIN, *OTHERS} - {"Qwen2_5_VLImageProcessor"}))  # which has no class
-def test_what_is_left_out_means_what_it_means_to_the_library(name: str) -> None:
-    """Each key of the tables is an attribute of the library's class."""
+def of_library(name: str) -> dict[str, Any]:
+    """Return the attributes of the library's class by the keys of the tables."""
     kind = name.removesuffix("ImageProcessor")
     process = getattr(module_of("image_processing_pil", _FILES.get(kind, kind.lower())), f"{name}Pil")
-    for key, value in {**PLAIN, **OTHERS}[name].items():
-        assert _as_lists(value) == _as_lists(getattr(process, key)), key
+    return {key: _as_lists(getattr(process, key)) for key in {**PLAIN, **OTHERS}[name]}
 
 
 def _as_lists(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_as_lists(one) for one in value]
     return dict(value) if isinstance(value, Mapping) else value
+
+
+# Looked up before any test runs: some processors of older libraries write into what their class has.
+LEFT_OUT = {name: of_library(name) for name in sorted({*PLAIN, *OTHERS} - {"Qwen2_5_VLImageProcessor"})}  # it has none
+
+
+@pytest.mark.parametrize("name", LEFT_OUT)
+def test_what_is_left_out_means_what_it_means_to_the_library(name: str) -> None:
+    """Each key of the tables is an attribute of the library's class."""
+    assert {key: _as_lists(value) for key, value in {**PLAIN, **OTHERS}[name].items()} == LEFT_OUT[name]
 
 
 def test_any_family_with_a_plain_image_processor() -> None:

@@ -7,7 +7,8 @@ Shapes: T rows, L of one sample; the library puts a dim of 1 before rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
@@ -69,12 +70,35 @@ class SavedStates:
         """Return whether all that came is saved, not the last alone: no."""
         return False
 
+    def has_previous_state(self, layer_idx: int, state_idx: int = 0) -> bool:
+        """Return whether a convolution has seen rows."""
+        return self.get_conv_state(layer_idx, state_idx) is not None
+
+    @property
+    def layers(self) -> Mapping[int, SimpleNamespace]:
+        """By number what a layer saves, as older parts look it up, which ask for a single state of each kind."""
+        return _Layers(self)
+
     def _known(self, name: str) -> Tensor | None:
         found = self.saved.tensors.get(name)
         return None if found is None else self._states(name, found.shape[1:], found)
 
     def _states(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
         return self.saved.state(name, shape, like)[self.run.sequences]
+
+
+class _Layers(dict[int, SimpleNamespace]):
+    def __init__(self, states: SavedStates) -> None:
+        super().__init__()
+        self._states = states
+
+    def __missing__(self, layer_idx: int) -> SimpleNamespace:
+        states = self._states
+        return SimpleNamespace(
+            conv_states=[states.get_conv_state(layer_idx)],
+            recurrent_states=[states.get_recurrent_state(layer_idx)],
+            record_past=False,
+        )
 
 
 class PerSample(nn.Module):
