@@ -80,9 +80,7 @@ ROOMS: Mapping[str, Mapping[str, Row]] = {
         "images": Row(),
         "image_files": Row("images"),
         "family": Row(),
-        "model": Row(
-            "family", modules="attention drops experts mixing modules own per_sample routers small stage"
-        ),
+        "model": Row("family", modules="attention drops experts mixing modules own per_sample routers small stage"),
         "trial": Row("family model", modules="encoders packed record tensor tensor_plan two_ranks"),
         "tower": Row("family model trial", modules="encoder trial"),
         "whole": Row("images family model trial", modules="config encoder example heads processing seeing trial"),

@@ -48,6 +48,7 @@ the silence behind a clip, as the library does (`silence = "keep"`). `qwen2_vl` 
 `transformers` 5, which have no section of text. Grids of images are compared in whole models, below.
 """
 _WHOLE = "hf-images"
+_IN_LAYOUTS = {"outputs": "logits in layouts", "gradients": "gradients in layouts"}
 _OPENING_WHOLE = """## Whole models of images and text
 
 By `hf-images` with a language model behind it: {trained} families in {folders} folders of {versions}. The library's
@@ -55,8 +56,8 @@ own config of the whole model becomes small by the rule, with parts that fit tog
 is chosen: which tower a variant has, and what its processor says. The library writes the folder,
 `mimo checkpoint import-hf` reads it, and one step is trained on conversations with no image, one, and two of unlike
 sizes, in four microbatches. Loss, logits of all rows and every gradient are compared with the library's model on each
-sample alone in one process; loss and gradients also in three layouts that are drawn by the folder's name, of which the
-largest difference is shown. So many tokens as the last column but one says are generated after an image, by the
+sample alone, in one process and in three layouts that are drawn by the folder's name, of which the largest difference
+is shown. So many tokens as the last column but one says are generated after an image, by the
 likeliest each, and are the library's; their logits count among the others. What is exported has the tensors and files
 of the folder to the bit, and the library loads it with nothing missing.
 """
@@ -128,15 +129,15 @@ def _whole(folders: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
     trained = {name: one for name, one in folders.items() if not one["problem"]}
     types = {one["model_type"] for one in trained.values()}
     yield _OPENING_WHOLE.format(trained=len(types), folders=len(trained), versions=_versions(folders.values()))
-    heads = ("folder", "`model_type`", "images", "language model", "loss", "logits", "gradients", "in layouts")
+    heads = ("folder", "`model_type`", "images", "language model", "loss", "logits", "gradients", *_IN_LAYOUTS.values())
     yield f"| {' | '.join([*heads, 'tokens', 'tensors'])} |"
     yield "|" + "---|" * (len(heads) + 2)
     for name, one in trained.items():
         alone, *others = one["differences"].values()
         cells = [name, f"`{one['model_type']}`", one["images"], f"`{one['language']}`"]
         cells += [f"{alone[key]:.0e}" for key in ("loss", "outputs", "gradients")]
-        cells += [f"{max(other['gradients'] for other in others):.0e}", str(one["tokens"])]
-        yield f"| {' | '.join([*cells, str(one['tensors'] or one['weights'])])} |"
+        cells += [f"{max(other[key] for other in others):.0e}" for key in _IN_LAYOUTS]
+        yield f"| {' | '.join([*cells, str(one['tokens']), str(one['tensors'] or one['weights'])])} |"
     yield ""
     yield "Layouts, of which each model has three, a grid for the encoder and one for the language model:"
     yield ""

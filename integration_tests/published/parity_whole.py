@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 
 import attrs
@@ -15,7 +16,7 @@ from parity_types import obstacle
 from published_images import FOLDERS
 from torch import Tensor
 from whole_jobs import CLEAR, RefusedImportError, Whole, greedy_logits, world_of_grids
-from whole_models import load, tune, tune_alone
+from whole_models import SampleLogits, load, tune
 
 from mimo.hooks import UserError
 from mimo.model import supported_axes
@@ -66,14 +67,16 @@ def _measured(found: WholeOutcome, whole: Whole) -> WholeOutcome:
     job = resolve(read_settings(whole.settings))
     (encoder,) = job.encoders
     tried = try_axes(HF_IMAGES, encoder.config, hidden=job.row_width(job.language))
-    ((alone, logits),) = forked(1, tune_alone, whole.settings)
-    layouts = {words: forked(world_of_grids(settings), tune, settings) for words, settings in whole.layouts()}
-    differences = {words: _difference(whole, steps) for words, steps in {ALONE: [alone], **layouts}.items()}
+    layouts = {ALONE: whole.settings, **dict(whole.layouts())}
+    differences = {
+        words: _difference(whole, forked(world_of_grids(settings), tune, settings))
+        for words, settings in layouts.items()
+    }
     model, _ = load(whole.there)
     asked = (whole.path / "ours", model, whole.path / "data" / IMAGE, PROMPT, TOKENS)
     (pair,) = forked(1, greedy_logits, *asked)
     tokens, outputs, parted = compare_greedy(*pair)
-    outputs = max(outputs, whole.logits_difference(logits))
+    outputs = max(outputs, differences[ALONE].outputs or 0.0)
     differences[ALONE] = attrs.evolve(differences[ALONE], outputs=outputs)
     found_wrong = {words: one.problem_within(whole.bound) for words, one in differences.items()}
     problems = [f"{words}: {problem}" for words, problem in found_wrong.items() if problem]
@@ -90,19 +93,21 @@ def _measured(found: WholeOutcome, whole: Whole) -> WholeOutcome:
     )
 
 
-def _difference(whole: Whole, steps: Sequence[Step]) -> Difference:
+def _difference(whole: Whole, found: Sequence[tuple[Step, Sequence[SampleLogits]]]) -> Difference:
+    steps, logits = zip(*found, strict=True)
     losses = [one.losses[0] for one in steps]
     pieces: dict[str, list[Piece]] = {}
     for one in steps:
         for name, piece in one.gradients.items():
             pieces.setdefault(name, []).append(piece)
-    return difference_of(
+    difference = difference_of(
         losses=(max(losses, key=lambda loss: abs(loss - whole.loss)), whole.loss),
         gradients=(
             {name: worst_copies(found, whole.gradients[name]) for name, found in pieces.items()},
             whole.gradients,
         ),
     )
+    return attrs.evolve(difference, outputs=whole.logits_difference(chain.from_iterable(logits)))
 
 
 def worst_copies(pieces: Iterable[Piece], expected: Tensor) -> Tensor:

@@ -14,13 +14,12 @@ from commands import here, losses, succeed
 from parity_whole import IMAGE, PROMPT, TOKENS, compare_greedy
 from published_images import FOLDERS
 from safetensors.torch import save_file
-from whole_jobs import LAYOUTS, Whole, greedy_logits, world_of_grids
+from whole_jobs import BOUND, LAYOUTS, Whole, greedy_logits, world_of_grids
 from whole_models import (
     checkpoint_tensors,
     library_step,
     load,
     tune,
-    tune_alone,
     write_conversations,
     write_whole,
 )
@@ -44,8 +43,6 @@ OF_CLASSES = {
     **{name: f"model.{name}" for name in ("vision_tower.", "multi_modal_projector.", "image_newline")},
 }
 """Names of tensors in a folder, and in the library's class, which some versions write."""
-BOUND = 1e-5
-"""Of losses and logits, relative."""
 CHOOSING = ".e_score_correction_bias"
 """Ends the names of what chooses experts and has no gradient."""
 QUICK = frozenset({"llava_next", "qwen2_5_vl"})
@@ -63,9 +60,7 @@ def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 def test_one_process_computes_what_the_library_computes(whole: Whole, pool: Pool) -> None:
     """Loss, logits and every gradient of ragged conversations with images, in four microbatches of two samples."""
-    ((step, logits),) = pool.run(1, tune_alone, whole.settings)
-    assert whole.differences([step]) == []
-    assert whole.logits_difference(logits) < BOUND
+    assert whole.differences(pool.run(1, tune, whole.settings)) == []
 
 
 @pytest.mark.parametrize("number", some(range(LAYOUTS), {0}))

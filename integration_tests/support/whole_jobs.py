@@ -5,8 +5,8 @@ from __future__ import annotations
 import random
 import shutil
 import tomllib
-from collections.abc import Collection, Mapping, Sequence
-from itertools import product
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import chain, product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -18,6 +18,7 @@ from oracle import Outcome
 from tables import Table
 from torch import Tensor
 from whole_models import (
+    SampleLogits,
     checkpoint_tensors,
     deep_layers,
     gradient_differences,
@@ -49,6 +50,8 @@ LANGUAGE: Sequence[Mapping[str, Any]] = (
 )
 LAYOUTS = 3
 """How many are drawn of each model."""
+BOUND = 1e-5
+"""Of losses, relative, and of logits, over the largest of a sample."""
 CLEAR = 1e-4
 """By how much the largest logit exceeds the next one where rounding can't exchange them."""
 
@@ -125,15 +128,22 @@ class Whole:
             for vision, language in drawn
         ]
 
-    def differences(self, outcomes: Sequence[Outcome]) -> list[str]:
-        """Return how a step differs from the library's."""
-        return gradient_differences(self.loss, self.gradients, outcomes, bound=self.bound)
+    def differences(self, found: Sequence[tuple[Outcome, Sequence[SampleLogits]]]) -> list[str]:
+        """Return how a step differs from the library's, by what each rank has found."""
+        steps, logits = zip(*found, strict=True)
+        wrong = gradient_differences(self.loss, self.gradients, steps, bound=self.bound)
+        difference = self.logits_difference(chain.from_iterable(logits))
+        return [*wrong, *([] if difference < BOUND else [f"logits differ by {difference:.1e}"])]
 
-    def logits_difference(self, logits: Mapping[int, Tensor]) -> float:
-        """Return by how much logits [S, V] of all samples differ from the library's, over the largest of a sample."""
-        assert logits.keys() == set(range(len(self.logits)))
-        pairs = [(logits[sample], expected) for sample, expected in enumerate(self.logits)]
-        return max(float((found - expected).abs().max() / expected.abs().max()) for found, expected in pairs)
+    def logits_difference(self, found: Iterable[SampleLogits]) -> float:
+        """Return by how much logits differ from the library's, over the largest of a sample; none may be missing."""
+        worst = [torch.full((len(logits),), torch.inf) for logits in self.logits]
+        for one in found:
+            expected = self.logits[one.sample]
+            gaps = (one.rows - expected[one.positions]).abs().amax(1) / expected.abs().max()
+            before = worst[one.sample][one.positions]
+            worst[one.sample][one.positions] = torch.where(before.isinf(), gaps, before.maximum(gaps))
+        return float(torch.cat(worst).max())
 
     def export(self, back: Path) -> Mapping[str, Tensor]:
         """Export what was imported, and return the tensors.

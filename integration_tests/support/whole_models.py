@@ -31,6 +31,7 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 
 from mimo.data import SampleLayout
 from mimo.trainer import Job, Trainer
+from mimo.trainer.step.programs.language_program import LanguageProgram
 
 END = "<|im_end|>"
 _STIR = 0.05
@@ -174,33 +175,39 @@ def library_step(model: Any, job: Job) -> tuple[float, Sequence[torch.Tensor], A
     return loss.item(), every, model
 
 
-def tune(rank: int, settings: Table) -> Outcome:
-    """Train one step on this rank from what settings load, and return its loss and gradients."""
-    trainer, _, _ = begin(rank, settings)
-    return _step(trainer)
-
-
-def tune_alone(rank: int, settings: Table) -> tuple[Outcome, Mapping[int, torch.Tensor]]:
-    """Train the same step in one process, and return the logits [S, V] of each sample, of which its loss is, besides.
+@attrs.frozen(eq=False)
+class SampleLogits:
+    """Logits of a sample that a rank's losses are of.
 
     Args:
-        rank: 0.
-        settings: of one process.
+        sample: its number.
+        positions: [S] of rows in it.
+        rows: [S, V] theirs.
     """
+
+    sample: int
+    positions: torch.Tensor
+    rows: torch.Tensor
+
+
+def tune(rank: int, settings: Table) -> tuple[Outcome, list[SampleLogits]]:
+    """Train one step on this rank from what settings load, and return its loss and gradients, and what these are of."""
     trainer, _, _ = begin(rank, settings)
-    language, logits = trainer.job.language, dict[int, torch.Tensor]()
-    kind: Any = type(next(one for one in trainer.programs if one.module.name == language.name))
-    read = kind._read
+    found, vocabulary, read = list[SampleLogits](), trainer.job.tokenizer.vocabulary, LanguageProgram._read
 
     def record(program: Any, given: Any, hidden: torch.Tensor) -> Any:
         with torch.no_grad():
-            rows = program.logits(hidden)[:, : trainer.job.tokenizer.vocabulary]
-        samples = [layout.sample for layout in given.step.lane_layouts(language, 0)]
-        logits.update(zip(samples, rows.split(list(given.packed.lengths)), strict=True))
+            rows = program.logits(hidden)[:, :vocabulary]
+        layouts = given.step.lane_layouts(program.module, program.place.dp)
+        assert len(rows) == len(given.packed.samples)
+        for number, layout in enumerate(layouts):
+            own = given.packed.samples == number
+            positions = torch.from_numpy(given.packed.positions[own])
+            found.append(SampleLogits(layout.sample, positions, rows[torch.from_numpy(own)]))
         return read(program, given, hidden)
 
-    with patch.object(kind, "_read", record):
-        return _step(trainer), logits
+    with patch.object(LanguageProgram, "_read", record):
+        return _step(trainer), found
 
 
 def _step(trainer: Trainer) -> Outcome:
