@@ -44,15 +44,19 @@ class Channel:
 
     def send(self, rows: Tensor, peer: int) -> dist.Work:
         """Start sending contiguous ``rows``, which must stay untouched until the work is done."""
-        work = dist.isend(rows, peer, group=self.group, tag=self.tag)
-        assert work is not None
-        return work
+        group = self._held_group
+        return group.send([rows], dist.get_group_rank(group, peer), self.tag)
 
     def receive(self, rows: Tensor, peer: int) -> dist.Work:
         """Start receiving into contiguous ``rows``."""
-        work = dist.irecv(rows, peer, group=self.group, tag=self.tag)
-        assert work is not None
-        return work
+        group = self._held_group
+        return group.recv([rows], dist.get_group_rank(group, peer), self.tag)
+
+    @property
+    def _held_group(self) -> dist.ProcessGroup:
+        group = self.group or dist.group.WORLD
+        assert group is not None, "there is no process group"
+        return group
 
     def start(self, sends: Messages, receives: Messages) -> tuple[Works, Works]:
         """Start all that this rank sends and receives of a microbatch; rows must stay untouched until it is done.

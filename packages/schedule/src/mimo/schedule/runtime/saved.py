@@ -31,11 +31,15 @@ def split(rows: Tensor, counts: Sequence[int]) -> Iterator[Tensor]:
         first += count
 
 
+_KNOB = torch.empty(0, requires_grad=True)
+"""Makes what it is given with differentiable; nothing is ever added to it."""
+
+
 class _GraphEntry(torch.autograd.Function):
     """Takes rows into a graph and gives their gradient out. A leaf would do so too, but would hold the rows."""
 
     @staticmethod
-    def forward(ctx: Any, knob: Tensor, rows: Tensor, out: list[Tensor]) -> Tensor:  # noqa: ARG004 - makes it differentiable
+    def forward(ctx: Any, knob: Tensor, rows: Tensor, out: list[Tensor]) -> Tensor:  # noqa: ARG004 - `_KNOB`
         ctx.out = out
         return rows.detach()
 
@@ -47,16 +51,17 @@ class _GraphEntry(torch.autograd.Function):
 
 @attrs.frozen
 class _SavedInput:
-    """Rows that went into a graph: where their gradient comes out, and an empty tensor of their dtype and device."""
+    """Rows that went into a graph: where their gradient comes out, and what they were like."""
 
     out: list[Tensor]
     shape: torch.Size
-    empty: Tensor
+    dtype: torch.dtype
+    device: torch.device
 
     @property
     def gradient(self) -> Tensor:
         """The gradient, which is zero where no output depends on the rows."""
-        return self.out.pop() if self.out else self.empty.new_zeros(self.shape)
+        return self.out.pop() if self.out else torch.zeros(self.shape, dtype=self.dtype, device=self.device)
 
 
 @attrs.define
@@ -69,9 +74,8 @@ class SavedPass:
     def enter(self, edge: str, rows: Tensor) -> Tensor:
         """Return the rows of an edge as an input of the graph, to pass to the stage."""
         out: list[Tensor] = []
-        self.inputs[edge] = _SavedInput(out, rows.shape, rows.new_empty(0))
-        knob = rows.new_empty(0).requires_grad_()
-        return cast("Tensor", _GraphEntry.apply(knob, rows, out))  # type: ignore[no-untyped-call]
+        self.inputs[edge] = _SavedInput(out, rows.shape, rows.dtype, rows.device)
+        return cast("Tensor", _GraphEntry.apply(_KNOB, rows, out))  # type: ignore[no-untyped-call]
 
     def leave(self, outputs: Mapping[str, Tensor]) -> None:
         """Save where the outputs are in the graph.
