@@ -57,7 +57,7 @@ def _be_rank(
     function: Callable[[int], Any], rank: int, world: int, listener: socket.socket, result: Connection
 ) -> None:
     torch.set_num_threads(1)
-    if world > len(os.sched_getaffinity(0)):  # as `mimo train` does
+    if world > 1:  # as `mimo train` does
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
     host, port = listener.getsockname()
     if rank == 0:

@@ -1,10 +1,11 @@
-"""Our executor beside `torch.distributed.pipelining` on the same four stages: wall time of a step.
+"""Our executor beside `torch.distributed.pipelining` on the same four stages: wall time, and CPU outside of layers.
 
 Each schedule runs the same microbatches through stages of equal weights, once as our plan and once as PyTorch's
 schedule of the same name: ``1f1b`` on four ranks, interleaved and the V-shaped zero bubble on two ranks with two
 stages each. A step is forward, backward and all messages; gradients are cleared before it. Products are
 `torch.nn.Linear` there, and here our `Linear` where a backward is split, which is what puts weight gradients off. Both
-take turns in one run, one thread a rank, and before that their gradients are compared.
+take turns in one run, one thread a rank, and before that their gradients are compared. CPU seconds are those of all
+threads of all ranks, in a step of small layers, less those of the same forwards and backwards by themselves.
 ``nox -s bench -- schedule [--rounds N]`` prints a table, and as its last line one JSON object.
 """
 
@@ -41,14 +42,28 @@ from mimo.trainer.runtime import find_installed, structure
 
 STAGES = 4
 MICROBATCHES = 8
-ROWS, WIDTH, MIDDLE, BLOCKS = 256, 256, 1024, 2
-"""Rows of a microbatch, their columns, the width inside a block, and blocks of a stage."""
+BLOCKS = 2
+"""Blocks of a stage."""
 WARM_UP = 3
 STEPS = 3
 """Steps of each turn."""
 TOLERANCE = 1e-5
+COLUMNS = ("ours", "theirs", "bare")
 
 Step: TypeAlias = Callable[[], None]
+
+
+@attrs.frozen
+class Sizes:
+    """Rows of a microbatch, their columns, and the width inside a block."""
+
+    rows: int
+    width: int
+    middle: int
+
+
+TIMED, COUNTED = Sizes(256, 256, 1024), Sizes(16, 64, 128)
+"""What wall time is taken of, and CPU seconds outside of layers."""
 
 
 @attrs.frozen(kw_only=True)
@@ -79,21 +94,21 @@ CASES = {
 class Block(nn.Module):
     """A feed-forward block with a residual, of products of either kind."""
 
-    def __init__(self, linear: Callable[[int, int], nn.Module]) -> None:
+    def __init__(self, sizes: Sizes, linear: Callable[[int, int], nn.Module]) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(WIDTH)
-        self.up, self.down = linear(WIDTH, MIDDLE), linear(MIDDLE, WIDTH)
+        self.norm = nn.LayerNorm(sizes.width)
+        self.up, self.down = linear(sizes.width, sizes.middle), linear(sizes.middle, sizes.width)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [T, H] of ``x`` [T, H]."""
         return cast("Tensor", x + self.down(functional.gelu(self.up(self.norm(x)))))
 
 
-def make_stage(index: int, linear: Callable[[int, int], nn.Module]) -> nn.Module:
+def make_stage(index: int, sizes: Sizes, linear: Callable[[int, int], nn.Module]) -> nn.Module:
     """Return a stage; its weights follow from its number."""
     torch.manual_seed(index)
-    stage = nn.Sequential(*(Block(nn.Linear) for _ in range(BLOCKS)))
-    made = nn.Sequential(*(Block(linear) for _ in range(BLOCKS)))
+    stage = nn.Sequential(*(Block(sizes, nn.Linear) for _ in range(BLOCKS)))
+    made = nn.Sequential(*(Block(sizes, linear) for _ in range(BLOCKS)))
     made.load_state_dict(stage.state_dict())
     return made
 
@@ -154,13 +169,14 @@ def our_plan(case: Case) -> tuple[ModuleGraph, Plan]:
     return graph, plan
 
 
-def our_step(case: Case, rank: int, data: Tensor, targets: Tensor) -> tuple[Step, dict[int, nn.Module]]:
+def our_step(case: Case, sizes: Sizes, rank: int, data: Tensor, targets: Tensor) -> tuple[Step, dict[int, nn.Module]]:
     """Return what runs a step, and this rank's stages."""
     graph, plan = our_plan(case)
     (module,) = graph.modules
     channels, device = open_channels(graph), torch.device("cpu")
     stages = {
-        stage.stage: make_stage(stage.stage, Linear if case.split else nn.Linear) for stage in graph.role(rank).stages
+        stage.stage: make_stage(stage.stage, sizes, Linear if case.split else nn.Linear)
+        for stage in graph.role(rank).stages
     }
     programs = {}
     for index, stage in stages.items():
@@ -174,7 +190,7 @@ def our_step(case: Case, rank: int, data: Tensor, targets: Tensor) -> tuple[Step
     boundaries = {
         edge.name: Boundary(
             rank=rank,
-            width=WIDTH,
+            width=sizes.width,
             dtype=torch.float32,
             device=device,
             channels=channels[edge.name],
@@ -190,7 +206,7 @@ def our_step(case: Case, rank: int, data: Tensor, targets: Tensor) -> tuple[Step
             rank=rank,
             source=module.pipeline_rank(edge.source.stage),
             target=module.pipeline_rank(edge.target.stage),
-            rows=ROWS,
+            rows=sizes.rows,
         )
         for edge in graph.edges
         if edge.name in boundaries
@@ -204,10 +220,10 @@ def our_step(case: Case, rank: int, data: Tensor, targets: Tensor) -> tuple[Step
     return run, stages
 
 
-def their_step(case: Case, rank: int, data: Tensor, targets: Tensor) -> tuple[Step, dict[int, nn.Module]]:
+def their_step(case: Case, sizes: Sizes, rank: int, data: Tensor, targets: Tensor) -> tuple[Step, dict[int, nn.Module]]:
     """Return what runs a step of PyTorch's schedule, and this rank's stages."""
     graph, _ = our_plan(case)
-    stages = {stage.stage: make_stage(stage.stage, nn.Linear) for stage in graph.role(rank).stages}
+    stages = {stage.stage: make_stage(stage.stage, sizes, nn.Linear) for stage in graph.role(rank).stages}
     wrapped = [PipelineStage(stage, index, STAGES, torch.device("cpu")) for index, stage in stages.items()]
     schedule = case.theirs(
         wrapped[0] if case.ranks == STAGES else wrapped, MICROBATCHES, loss_fn=loss_of, scale_grads=False
@@ -242,30 +258,76 @@ def difference(ours: Mapping[int, nn.Module], theirs: Mapping[int, nn.Module]) -
     return float(found)
 
 
-def measure(case: Case, rank: int, rounds: int) -> tuple[float, list[tuple[float, float]]]:
-    """Return how far gradients differ, and seconds a step of both in each round."""
+def bare_step(sizes: Sizes, stages: Mapping[int, nn.Module], data: Tensor, targets: Tensor) -> Step:
+    """Return what runs the forwards and backwards of a rank's stages alone, all on rows that are there."""
+    rows, wanted = data.chunk(MICROBATCHES), targets.chunk(MICROBATCHES)
+    gradient = torch.ones(sizes.rows, sizes.width)
+
+    def run() -> None:
+        clear(stages)
+        for index, stage in stages.items():
+            for microbatch in range(MICROBATCHES):
+                x = rows[microbatch].detach().requires_grad_(index > 0)
+                output = stage(x)
+                if index == STAGES - 1:
+                    loss_of(output, wanted[microbatch]).backward()
+                else:
+                    output.backward(gradient)
+
+    return run
+
+
+@attrs.frozen
+class Turn:
+    """Seconds a step of ours, of PyTorch's, and of layers alone."""
+
+    ours: float
+    theirs: float
+    bare: float
+
+    @property
+    def ratio(self) -> float:
+        """Time of ours over theirs."""
+        return self.ours / self.theirs
+
+    @property
+    def ratio_outside(self) -> float:
+        """The same less that of layers alone."""
+        return (self.ours - self.bare) / (self.theirs - self.bare)
+
+
+def measure(case: Case, sizes: Sizes, rank: int, rounds: int) -> tuple[float, list[Turn], list[Turn]]:
+    """Return how far gradients differ, and of each round seconds of wall time, and of CPUs on all ranks."""
     torch.manual_seed(STAGES)
-    data, targets = torch.randn(2, MICROBATCHES * ROWS, WIDTH).unbind(0)
-    (ours, our_stages), (theirs, their_stages) = (make(case, rank, data, targets) for make in (our_step, their_step))
+    data, targets = torch.randn(2, MICROBATCHES * sizes.rows, sizes.width).unbind(0)
+    (ours, our_stages), (theirs, their_stages) = (
+        make(case, sizes, rank, data, targets) for make in (our_step, their_step)
+    )
+    bare = bare_step(sizes, their_stages, data, targets)
     for _ in range(WARM_UP):
         ours()
         theirs()
     difference_norm = difference(our_stages, their_stages)
+    bare()
 
-    def seconds(run: Step) -> float:
+    def seconds(run: Step) -> tuple[float, float]:
         dist.barrier()
-        start = time.perf_counter()
+        start, cpu = time.perf_counter(), time.process_time()
         for _ in range(STEPS):
             run()
+        own = torch.tensor([time.process_time() - cpu])
         dist.barrier()
-        return (time.perf_counter() - start) / STEPS
+        took = time.perf_counter() - start
+        dist.all_reduce(own)
+        return took / STEPS, float(own) / STEPS
 
-    times = []
+    found = []
     for turn in range(rounds):
-        order = (ours, theirs) if turn % 2 else (theirs, ours)
-        found = {run: seconds(run) for run in order}
-        times.append((found[ours], found[theirs]))
-    return difference_norm, times
+        order = (ours, theirs, bare) if turn % 2 else (theirs, ours, bare)
+        taken = {run: seconds(run) for run in order}
+        found.append([Turn(*pair) for pair in zip(taken[ours], taken[theirs], taken[bare], strict=True)])
+    wall, cpu = (list(column) for column in zip(*found, strict=True))
+    return difference_norm, wall, cpu
 
 
 def cases(names: list[str]) -> Iterator[tuple[str, Case]]:
@@ -281,20 +343,29 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=15, help="turns of each, of which the median counts")
     parser.add_argument("--case", action="append", default=[], choices=CASES, help="only this schedule; repeatable")
     arguments = parser.parse_args()
-    ratios, spread = {}, {}
+    ratios, spread, aims = {}, {}, {}
+
+    def enter(what: str, found: list[float], aim: float) -> None:
+        ratios[what], spread[what], aims[what] = statistics.median(found), [min(found), max(found)], ["<=", aim]
+
     for name, case in cases(arguments.case):
-        difference_norm, times = in_ranks(partial(measure, case), world=case.ranks, rounds=arguments.rounds)
-        if not difference_norm <= TOLERANCE:
-            sys.exit(f"{name}: gradients differ by {difference_norm:.1e}")
-        found = [ours / theirs for ours, theirs in times]
-        what = f"time, {name} / torch"
-        ratios[what], spread[what] = statistics.median(found), [min(found), max(found)]
-        ours, theirs = (statistics.median(column) * 1e3 for column in zip(*times, strict=True))
-        print(
-            f"{name} on {case.ranks} ranks: ours {ours:.1f} ms, torch's {theirs:.1f} ms a step, ratio "
-            f"{ratios[what]:.3f}; gradients differ by {difference_norm:.1e}"
-        )
-    aims = {what: ["<=", 1.0] for what in ratios}
+        for sizes in (TIMED, COUNTED):
+            difference_norm, wall, cpu = in_ranks(
+                partial(measure, case, sizes), world=case.ranks, rounds=arguments.rounds
+            )
+            if not difference_norm <= TOLERANCE:
+                sys.exit(f"{name}: gradients differ by {difference_norm:.1e}")
+            if sizes is TIMED:
+                what, turns, aim = f"time, {name} / torch", wall, 1.0
+                enter(what, [turn.ratio for turn in turns], aim)
+            else:
+                what, turns, aim = f"CPU outside of layers, {name} / torch", cpu, 0.7
+                enter(what, [turn.ratio_outside for turn in turns], aim)
+            ours, theirs, bare = (statistics.median(getattr(one, key) for one in turns) * 1e3 for key in COLUMNS)
+            print(
+                f"{what}, {case.ranks} ranks: {ratios[what]:.3f}; ours {ours:.1f} ms, torch's {theirs:.1f} ms a step, "
+                f"layers alone {bare:.1f} ms; gradients differ by {difference_norm:.1e}"
+            )
     print(json.dumps({"bench": "schedule", "ratios": ratios, "aims": aims, "runs": arguments.rounds, "spread": spread}))
 
 

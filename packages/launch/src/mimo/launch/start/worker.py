@@ -110,15 +110,15 @@ def threads_for(process: ProcessInfo, environ: Mapping[str, str]) -> int | None:
 
 
 def crowds(process: ProcessInfo, environ: Mapping[str, str]) -> bool:
-    """Tell whether more processes compute on this machine's CPU than it has cores."""
-    return local_world(environ, process.world) > len(os.sched_getaffinity(0))
+    """Tell whether several processes compute on this machine's CPU, whose threads then take all of its cores."""
+    return local_world(environ, process.world) > 1
 
 
 def _wait_in_turn() -> None:
     """Have this process, once woken, not take the core of whoever wakes it.
 
     That may be a thread that holds a lock of gloo's, which another thread of gloo's would try again and again until
-    then: where ranks outnumber cores, that is up to half of all CPU time.
+    then: for up to half of all CPU time where no core is idle.
     """
     with contextlib.suppress(PermissionError):  # what it would save is all that is lost
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
