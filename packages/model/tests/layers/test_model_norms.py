@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mimo.model.language.rotary import turn
+from mimo.model.language.rotary import Rotation
 from mimo.model.layers.norms import rms_norm
 
 EPS = 1e-5
@@ -36,14 +36,13 @@ def _close(found: list[Tensor], expected: list[Tensor], bound: float) -> None:
 
 def test_rows_in_float64_are_turned_in_float64() -> None:
     """A pair that is turned forth and back is what it was, to its own precision, and so is its gradient."""
-    x, angles = _drawn(5, 2, 8).double(), _drawn(5, 1, 4).double()
-    (turned,) = turn([x], angles.cos(), angles.sin())
+    x, angles = _drawn(5, 2, 8).double(), _drawn(5, 4).double()
+    forth = Rotation.by(angles)
+    (turned,) = forth.turn(x)
     assert turned.dtype == torch.float64
-    (back,) = turn([turned], angles.cos(), -angles.sin())
+    (back,) = Rotation.by(-angles).turn(turned)
     assert float((back - x).abs().max()) < 1e-14
-    (gradient,) = torch.autograd.grad(
-        turn([x.requires_grad_()], angles.cos(), angles.sin()), x, turned, materialize_grads=True
-    )
+    (gradient,) = torch.autograd.grad(forth.turn(x.requires_grad_()), x, turned, materialize_grads=True)
     assert float((gradient - x.detach()).abs().max()) < 1e-14
 
 
@@ -80,15 +79,18 @@ def _composite(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 
 def check_turn(_rank: int, rows: int) -> None:
     """Compare with the textbook's form in float64."""
-    angles = 7 * _drawn(rows, 1, 4)
-    cosines, sines = angles.cos(), angles.sin()
+    angles = 7 * _drawn(rows, 4)
+    turned = Rotation.by(angles)
+    cosines, sines = angles.double().cos().unsqueeze(1), angles.double().sin().unsqueeze(1)
     x = _drawn(rows, 6, 8)[:, ::2]  # not contiguous
-    expected = _both(lambda x: _composite(x, cosines.double(), sines.double()), x.double())
-    _close(_both(lambda x: turn([x], cosines, sines)[0], x), expected, 1e-6)
-    assert turn([x.bfloat16()], cosines, sines)[0].dtype == torch.bfloat16
+    expected = _both(lambda x: _composite(x, cosines, sines), x.double())
+    _close(_both(lambda x: turned.turn(x)[0], x), expected, 1e-6)
+    (half,) = turned.turn(x.bfloat16())
+    assert half.dtype == torch.bfloat16
+    assert half.is_contiguous()
 
 
-@pytest.mark.parametrize("rows", [0, 1, 33])
+@pytest.mark.parametrize("rows", [0, 1, 33, 6_000])
 def test_a_turn_and_its_gradient_are_those_of_the_textbook(run_ranks: Callable[..., Any], rows: int) -> None:
     """Heads that lie apart in memory included."""
     run_ranks(1, check_turn, rows)

@@ -59,7 +59,6 @@ from mimo.model.language import (
     SupportsDistillation,
     add_router_losses,
     split_stage,
-    turn,
 )
 from mimo.model.layers import (
     Choices,
@@ -188,7 +187,6 @@ __all__ = [
     "to_device",
     "touched_by",
     "trainable_paths",
-    "turn",
     "uniform",
     "vocabulary_argmax",
     "vocabulary_cross_entropy",

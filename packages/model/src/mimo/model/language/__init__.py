@@ -15,7 +15,7 @@ from mimo.model.language.expert_plan import follow_loads, split_experts
 from mimo.model.language.mlp import Mlp
 from mimo.model.language.moe import Experts, Moe
 from mimo.model.language.mtp import MtpModule
-from mimo.model.language.rotary import Rotation, turn
+from mimo.model.language.rotary import Rotation
 from mimo.model.language.routing import Routing, add_router_losses
 from mimo.model.language.stage import LanguageStage
 from mimo.model.language.tensor_plan import ROWS, column, row, split_stage
@@ -47,5 +47,4 @@ __all__ = [
     "row",
     "split_experts",
     "split_stage",
-    "turn",
 ]

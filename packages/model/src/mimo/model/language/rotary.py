@@ -6,7 +6,6 @@ Shapes: T rows, N heads, D head width.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any, cast
 
 import attrs
@@ -16,10 +15,18 @@ from torch import Tensor
 from mimo.model.language.batch import LanguageBatch
 from mimo.model.spec import AXES, RotaryConfig
 
+_FEW = 1 << 17
+"""Elements up to which three operations on all of them take less time than four that copy nothing."""
+
 
 @attrs.frozen(eq=False)
 class Rotation:
-    """Cosines and sines [T, 1, D / 2] of the angle by which each pair of each row is turned, once a microbatch."""
+    """The angle by which each pair of each row is turned, once a microbatch.
+
+    Args:
+        cosines: [T, 1, D], of both columns of a pair.
+        sines: [T, 1, D], of the first column negative.
+    """
 
     cosines: Tensor
     sines: Tensor
@@ -37,12 +44,21 @@ class Rotation:
         positions = batch.positions.unsqueeze(1)  # [T, 1]
         if config.mrope_section and batch.grid_positions is not None:
             positions = batch.grid_positions[:, pair_axes(config)]  # [T, D / 2]
-        angles = positions.float() * pair_rates(config, device)
-        return cls(angles.cos().unsqueeze(1), angles.sin().unsqueeze(1))
+        return cls.by(positions.float() * pair_rates(config, device))
+
+    @classmethod
+    def by(cls, angles: Tensor) -> Rotation:
+        """Return the rotation by angles [T, D / 2] of each row's pairs."""
+        cosines, sines = angles.cos(), angles.sin()
+        return cls(torch.cat((cosines, cosines), 1).unsqueeze(1), torch.cat((-sines, sines), 1).unsqueeze(1))
 
     def turn(self, *rows: Tensor) -> tuple[Tensor, ...]:
         """Return rows [T, N, D] turned: column i pairs with column i + D / 2, as in published weights."""
-        return turn(rows, self.cosines, self.sines)
+        if torch.compiler.is_compiling():  # a compiler finds the passes over memory itself, and writes into no views
+            return tuple(_turned_by_compiler(x, self.cosines, self.sines) for x in rows)
+        if not torch.is_grad_enabled():
+            return tuple(_turned(x, self.cosines, self.sines) for x in rows)
+        return cast("tuple[Tensor, ...]", _Turn.apply(self.cosines, self.sines, *rows))  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 
 def pair_axes(config: RotaryConfig) -> list[int]:
@@ -89,24 +105,17 @@ class _Turn(torch.autograd.Function):
 def _turned(x: Tensor, cosines: Tensor, sines: Tensor, *, back: bool = False) -> Tensor:
     dtype = torch.promote_types(x.dtype, torch.float32)
     wide = x if x.dtype == dtype else x.to(dtype)  # asking for what it is takes as long as one of the sums
-    one, other = wide.chunk(2, -1)
-    turned = torch.empty_like(wide, memory_format=torch.contiguous_format)
-    into_one, into_other = turned.chunk(2, -1)
     sign = -1 if back else 1
-    torch.mul(one, cosines, out=into_one).addcmul_(other, sines, value=-sign)
-    torch.mul(other, cosines, out=into_other).addcmul_(one, sines, value=sign)
+    if wide.numel() <= _FEW:
+        turned = (wide * cosines).addcmul_(wide.roll(wide.shape[-1] // 2, -1), sines, value=sign).contiguous()
+    else:
+        turned = torch.empty_like(wide, memory_format=torch.contiguous_format)
+        pairs, angles = wide.chunk(2, -1), zip(cosines.chunk(2, -1), sines.chunk(2, -1), strict=True)
+        for half, (into, (cosine, sine)) in enumerate(zip(turned.chunk(2, -1), angles, strict=True)):
+            torch.mul(pairs[half], cosine, out=into).addcmul_(pairs[1 - half], sine, value=sign)
     return turned if x.dtype == dtype else turned.to(x.dtype)
 
 
-def turn(rows: Sequence[Tensor], cosines: Tensor, sines: Tensor) -> tuple[Tensor, ...]:
-    """Return rows [T, N, D] with columns i and i + D / 2 turned by the angles of cosines, sines [T, 1, D / 2]."""
-    if torch.compiler.is_compiling():  # a compiler finds the passes over memory itself, and writes into no views
-        return tuple(_turned_by_compiler(x, cosines, sines) for x in rows)
-    if not torch.is_grad_enabled():
-        return tuple(_turned(x, cosines, sines) for x in rows)
-    return cast("tuple[Tensor, ...]", _Turn.apply(cosines, sines, *rows))  # type: ignore[no-untyped-call]  # torch leaves it untyped
-
-
 def _turned_by_compiler(x: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    one, other = x.to(torch.promote_types(x.dtype, torch.float32)).chunk(2, -1)
-    return torch.cat((one * cosines - other * sines, other * cosines + one * sines), -1).to(x.dtype)
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    return (wide * cosines + wide.roll(wide.shape[-1] // 2, -1) * sines).to(x.dtype)

@@ -12,6 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+_FEW = 1 << 15
+"""Elements up to which PyTorch's own is faster: it reads them more often, and begins each step sooner."""
+
 
 def _normed(x: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """Return ``x`` [..., H] divided by the root mean square of each row, and one over that, [..., 1]."""
@@ -45,7 +48,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     if not _is_faster(x, weight):
         return functional.rms_norm(x, weight.shape, weight, eps)
     if not torch.is_grad_enabled():  # a graph's node takes as long as all of it does of a single row
-        return _normed(x, eps)[0] * weight
+        few = x.numel() <= _FEW
+        return functional.rms_norm(x, weight.shape, weight, eps) if few else _normed(x, eps)[0] * weight
     return cast("Tensor", _RmsNorm.apply(x, weight, eps))  # type: ignore[no-untyped-call]  # torch leaves it untyped
 
 

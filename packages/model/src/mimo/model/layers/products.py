@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol, cast
 
 import attrs
@@ -315,6 +315,11 @@ def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 def _gains_by_onednn(x: Tensor, weight: Tensor) -> bool:
-    is_float = x.dtype == weight.dtype == torch.float32 and x.device.type == "cpu"
-    is_large = weight.numel() >= _MIN_ELEMENTS and x.numel() > 0
-    return is_float and is_large and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+    if weight.numel() < _MIN_ELEMENTS or x.device.type != "cpu" or not x.numel():
+        return False
+    return x.dtype == weight.dtype == torch.float32 and _has_onednn()
+
+
+@cache
+def _has_onednn() -> bool:
+    return hasattr(torch.ops.mkldnn, "_linear_pointwise")
