@@ -184,59 +184,64 @@ def lay_out(
     ids = np.asarray(dataset.tokens(sample), dtype=np.int64)
     infos = tuple(dataset.infos(sample))
     modalities = {tokenizer.placeholder(modality): modality for modality in (*rows, *made)}
-    _check(where, ids, infos, modalities, tokenizer.vocabulary)
+    marks = _is_any(ids, modalities).nonzero()[0].tolist()
+    _check(where, ids, marks, infos, modalities, tokenizer.vocabulary)
     weights = read_weights(dataset, sample, len(ids))
     placing = _Placing(tokenizer=tokenizer, rows=rows, grids=grids, patterns=patterns, made=made)
 
     waiting = {
         modality: iter([info for info in infos if info.modality == modality]) for modality in modalities.values()
     }
-    pieces: list[NDArray[np.int64]] = [np.empty(0, dtype=np.int64)]
+    pieces: list[NDArray[np.int64]] = [ids[:0]]
+    widths: list[int | None] = [None]
+    """Of each piece, how many rows the one id of an item is; None for text."""
     items: list[PlacedItem] = []
-    widths: list[NDArray[np.int64]] = [pieces[0]]
-    texts = [np.empty(0, dtype=np.bool_)]
     predicted: list[bool] = []
     """Of each placeholder whether it is predicted as text is."""
+    silent: list[tuple[int, int]] = []
+    """Runs of rows that aren't."""
     length = 0
     truncated = False
-    for piece, modality in _pieces(ids, modalities):
+    for piece, modality in _pieces(ids, marks, modalities):
         room = max_tokens - length
         if modality is None:
-            placed = piece[:room]
+            placed, width = piece[:room], None
             truncated = len(piece) > room
-            widths.append(np.ones_like(placed))
-            is_text = np.ones(len(placed), dtype=np.bool_)
         else:
-            info = next(waiting[modality])
-            placed, item = placing.place(where, info, int(piece[0]), at=length)
-            if truncated := len(placed) > room:
-                placed = placed[:0]
-            else:
-                items.append(item)
-                widths.append(np.array([len(placed)]))
+            placed, item = placing.place(where, next(waiting[modality]), int(piece[0]), at=length)
             predicted.append(item.asked is not None)
-            is_text = np.zeros(len(placed), dtype=np.bool_)
-            is_text[:1] = predicted[-1]
+            width = len(placed)
+            if truncated := width > room:
+                break
+            items.append(item)
+            silent.append((length + predicted[-1], length + width))
         pieces.append(placed)
-        texts.append(is_text)
+        widths.append(width)
         length += len(placed)
         if truncated:
             break
     tokens = np.concatenate(pieces)
     if truncated and (ends := ends_of(dataset, sample)) is not None:
-        rows_of_ids = np.concatenate(widths)
+        rows_of_ids = np.concatenate(
+            [
+                np.ones_like(piece) if width is None else np.array([width])
+                for piece, width in zip(pieces, widths, strict=True)
+            ]
+        )
         kept = max((end for end in ends if end <= len(rows_of_ids)), default=0)
         tokens = tokens[: rows_of_ids[:kept].sum()]
-        items = items[: np.count_nonzero(_is_any(ids[:kept], modalities))]
-    is_text = np.concatenate(texts)[: len(tokens)]
+        items = items[: sum(mark < kept for mark in marks)]
     if weights is not None:
-        was_text = ~_is_any(ids, modalities)
-        was_text[np.flatnonzero(~was_text)[: len(predicted)]] = predicted
-        weights = label_weights(weights, was_text=was_text, is_text=is_text)
+        was_silent = [mark for number, mark in enumerate(marks) if number >= len(predicted) or not predicted[number]]
+        weights = label_weights(
+            weights,
+            was_text=_without(len(ids), [(mark, mark + 1) for mark in was_silent]),
+            is_text=_without(len(tokens), silent),
+        )
     return SampleLayout(
         sample=sample,
         tokens=tokens,
-        labels=_labels(tokens, is_text),
+        labels=_labels(tokens, silent),
         items=tuple(items),
         truncated=truncated,
         weights=weights,
@@ -270,10 +275,12 @@ def place_item(
     return placing.place(where, info, tokenizer.placeholder(info.modality), at=at)
 
 
-def _pieces(ids: NDArray[np.int64], modalities: Mapping[int, str]) -> Iterator[tuple[NDArray[np.int64], str | None]]:
+def _pieces(
+    ids: NDArray[np.int64], marks: Iterable[int], modalities: Mapping[int, str]
+) -> Iterator[tuple[NDArray[np.int64], str | None]]:
     """Yield runs of text, with None, and single placeholders, with their modality, in order."""
     start = 0
-    for at in np.flatnonzero(_is_any(ids, modalities)).tolist():
+    for at in marks:
         if start < at:
             yield ids[start:at], None
         yield ids[at : at + 1], modalities[int(ids[at])]
@@ -282,17 +289,29 @@ def _pieces(ids: NDArray[np.int64], modalities: Mapping[int, str]) -> Iterator[t
         yield ids[start:], None
 
 
-def _is_any(ids: NDArray[np.int64], wanted: Iterable[int]) -> NDArray[np.bool_]:
+def _is_any(ids: NDArray[np.int64], wanted: Collection[int]) -> NDArray[np.bool_]:
     """Tell of each id whether it is a wanted one; for the few that there are, an order quicker than `numpy.isin`."""
-    found = np.zeros(len(ids), dtype=np.bool_)
-    for one in wanted:
-        found |= ids == one
+    first, *others = (ids == one for one in wanted) if wanted else [np.zeros(len(ids), dtype=np.bool_)]
+    for other in others:
+        first |= other
+    return first
+
+
+def _without(count: int, runs: Iterable[tuple[int, int]]) -> NDArray[np.bool_]:
+    """Tell of each of so many rows whether it lies in none of some runs."""
+    found = np.ones(count, dtype=np.bool_)
+    for start, stop in runs:
+        found[start:stop] = False
     return found
 
 
-def _labels(tokens: NDArray[np.int64], is_text: NDArray[np.bool_]) -> NDArray[np.int64]:
-    labels = np.full(len(tokens), NO_LABEL, dtype=np.int64)
-    labels[:-1] = np.where(is_text[1:], tokens[1:], NO_LABEL)
+def _labels(tokens: NDArray[np.int64], silent: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
+    """Return of each row the token behind it, unless that lies in a run of rows that aren't predicted."""
+    labels = np.empty_like(tokens)
+    labels[:-1], labels[-1:] = tokens[1:], NO_LABEL
+    for start, stop in silent:
+        if stop:
+            labels[max(start - 1, 0) : stop - 1] = NO_LABEL
     return labels
 
 
@@ -406,37 +425,43 @@ def _grid(where: str, info: ItemInfo, count: int, grids: Grids) -> Grid | None:
 def _check(
     where: str,
     ids: NDArray[np.int64],
+    marks: Sequence[int],
     infos: Sequence[ItemInfo],
     modalities: Mapping[int, str],
     vocabulary: int,
 ) -> None:
-    known = set(modalities.values())
-    items = Counter(info.modality for info in infos)
-    for modality in items:
-        if modality not in known:
-            raise DataError(
-                where,
-                expected=f"items of {_listed(known)}",
-                got=f"an item of modality {modality!r}",
-                fix=f"Give the model an encoder that reads {modality!r}, or leave such samples out.",
-            )
-    for placeholder, modality in modalities.items():
-        marks = int(np.count_nonzero(ids == placeholder))
-        if marks != items[modality]:
-            raise DataError(
-                where,
-                expected=f"one placeholder <{modality}> for each item of modality {modality!r}",
-                got=f"{marks} in the text for {items[modality]} in the sample",
-                fix="Write the placeholder exactly where each item belongs.",
-            )
-    outside = ids[(ids < 0) | (ids >= vocabulary)]
-    if len(outside):
+    if sorted(modalities[int(ids[mark])] for mark in marks) != sorted(info.modality for info in infos):
+        raise _unmatched(where, ids, infos, modalities)
+    if len(ids) and ids.view(np.uint64).max() >= vocabulary:  # so seen, an id below 0 is a large one
         raise DataError(
             where,
             expected=f"token ids from 0 to {vocabulary - 1}",
-            got=str(outside[0]),
+            got=str(ids[(ids < 0) | (ids >= vocabulary)][0]),
             fix="Check that the data was made with this tokenizer.",
         )
+
+
+def _unmatched(
+    where: str, ids: NDArray[np.int64], infos: Sequence[ItemInfo], modalities: Mapping[int, str]
+) -> DataError:
+    """Return how placeholders and items don't match."""
+    known = set(modalities.values())
+    items = Counter(info.modality for info in infos)
+    if strange := next((modality for modality in items if modality not in known), None):
+        return DataError(
+            where,
+            expected=f"items of {_listed(known)}",
+            got=f"an item of modality {strange!r}",
+            fix=f"Give the model an encoder that reads {strange!r}, or leave such samples out.",
+        )
+    counts = ((modality, int(np.count_nonzero(ids == placeholder))) for placeholder, modality in modalities.items())
+    modality, marks = next((modality, marks) for modality, marks in counts if marks != items[modality])
+    return DataError(
+        where,
+        expected=f"one placeholder <{modality}> for each item of modality {modality!r}",
+        got=f"{marks} in the text for {items[modality]} in the sample",
+        fix="Write the placeholder exactly where each item belongs.",
+    )
 
 
 def _listed(modalities: set[str]) -> str:

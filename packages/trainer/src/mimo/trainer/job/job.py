@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -36,6 +36,9 @@ NUMBER_BYTES: Mapping[Precision, int] = MappingProxyType({"fp32": 4, "bf16": 2, 
 """Of one element that layers compute with, and that travels between stages."""
 ID_BYTES = 4
 """Of the id of a token that a teacher sends."""
+
+_SIZES = 1 << 12
+"""Sizes of items of which it is remembered what rows they become."""
 
 
 @attrs.frozen(kw_only=True)
@@ -295,7 +298,7 @@ class Job:
         found = [module.modality for teacher in self.teachers for module in self.encoders_of(teacher)]
         return frozenset(found)
 
-    @property
+    @cached_property
     def teachers(self) -> tuple[JobModule, ...]:
         """The frozen language models that the language model learns from."""
         return tuple(module for module in self.modules if module.distil is not None)
@@ -442,12 +445,12 @@ class Job:
         ]
         return {
             "tokenizer": self.tokenizer,
-            "rows": {modality: partial(spec.rows, config) for modality, spec, config in specs},
+            "rows": {modality: _by_size(spec.rows, config) for modality, spec, config in specs},
             "grids": {
-                modality: partial(spec.grid, config) for modality, spec, config in specs if spec.grid is not None
+                modality: _by_size(spec.grid, config) for modality, spec, config in specs if spec.grid is not None
             },
             "patterns": {
-                modality: partial(spec.pattern, config) for modality, spec, config in specs if spec.pattern is not None
+                modality: _by_size(spec.pattern, config) for modality, spec, config in specs if spec.pattern is not None
             },
             "made": {module.modality: module.made_item for module in self.generators},
         }
@@ -475,6 +478,11 @@ class Job:
         """Return the ranks at either end of an edge, ascending."""
         ends = (self.graph.stage_ranks(stage) for stage in (edge.source, edge.target))
         return tuple(sorted({rank for ranks in ends for rank in ranks}))
+
+
+def _by_size(function: Callable[..., Any], config: Any) -> Callable[[tuple[int, ...]], Any]:
+    """Return a function of an encoder as one of an item's size alone, which asks once for each of many sizes."""
+    return lru_cache(_SIZES)(partial(function, config))
 
 
 def plain_settings(settings: Settings, modules: Sequence[JobModule], tables: Mapping[str, Any]) -> Mapping[str, Any]:

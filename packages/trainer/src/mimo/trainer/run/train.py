@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from functools import partial
 
 import attrs
@@ -84,7 +85,7 @@ def _train(job: Job, process: ProcessInfo) -> StepInfo | None:
     machine.save = partial(saving.save, now=True, resumes_exactly=True)
     driver = RerunDriver(machine, trainer)
     outcome: StepOutcome | None = None
-    with contextlib.closing(trainer), unrepeatable_refused(settings.run):
+    with contextlib.closing(trainer), unrepeatable_refused(settings.run), _garbage_frozen():
         try:
             plugins.run_begin(run)
             for step in range(run.first_step, settings.run.steps + 1):
@@ -111,6 +112,17 @@ def _train(job: Job, process: ProcessInfo) -> StepInfo | None:
             report_failures(plugins.fault(run, error))
             raise
     return None if outcome is None else outcome.info
+
+
+@contextlib.contextmanager
+def _garbage_frozen() -> Iterator[None]:
+    """Have garbage within not be looked for among what is there already: it takes long, and other ranks wait."""
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
 
 
 def _find(job: Job, process: ProcessInfo) -> tuple[Job, Source | None]:
