@@ -6,6 +6,7 @@ As in Qwen2-VL (Wang et al. 2024, arXiv:2409.12191, section 2.1). S tokens of on
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TypeAlias
 
 import numpy as np
@@ -13,6 +14,16 @@ from numpy.typing import NDArray
 
 Grid: TypeAlias = tuple[int, int, int]
 """Frames of an item, and how many rows each has down and across; the rows follow one another in this order."""
+_GRIDS = 64
+"""Of which it is remembered where their rows lie."""
+
+
+@lru_cache(_GRIDS)
+def _places(grid: Grid) -> NDArray[np.int64]:
+    """Return the places ``[R, 3]`` of the rows of a grid in it, which nobody may write to."""
+    places = np.indices(grid).reshape(3, -1).T
+    places.flags.writeable = False
+    return places
 
 
 def grid_positions(length: int, items: Sequence[tuple[int, Grid]]) -> NDArray[np.int64]:
@@ -30,7 +41,7 @@ def grid_positions(length: int, items: Sequence[tuple[int, Grid]]) -> NDArray[np
     for start, grid in items:
         found[row:start] = np.arange(number, number + start - row)[:, None]
         number += start - row
-        places = np.indices(grid).reshape(3, -1).T
+        places = _places(grid)
         row = start + len(places)
         found[start:row] = number + places
         number += max(grid) if len(places) else 0
