@@ -17,8 +17,8 @@ from mimo.hooks import hookimpl
 @hookimpl
 def mimo_step_end(run, info):
     if info.step == run.first_step:
-        if not gc.get_freeze_count():
-            raise RuntimeError("garbage is looked for among all that is there")
+        if any(one is run for one in gc.get_objects()):
+            raise RuntimeError("garbage is looked for among what was there before")
         gc.unfreeze()  # frozen objects aren't among all
         if any(isinstance(one, Manifest) for one in gc.get_objects()):
             raise RuntimeError("a manifest is kept")

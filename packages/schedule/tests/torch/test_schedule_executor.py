@@ -75,6 +75,23 @@ def test_schedule_executor_gives_the_gradients_of_any_graph(backward: tuple[Acti
     assert trained == {"vision", "language", "drawer"}
 
 
+@pytest.mark.parametrize("known", [1, 16])
+def test_schedule_executor_runs_several_plans_in_turn(monkeypatch: pytest.MonkeyPatch, known: int) -> None:
+    """Each is looked up for itself, and again where it has been forgotten; a copy of one is another."""
+    monkeypatch.setattr("mimo.schedule.runtime.executor._MOST_PLANS", known)
+    graph = graph_of()
+    plans = [in_turn(graph, steps_of(graph, backward)) for backward in (("backward",), SPLIT)]
+    programs, expected = programs_of(graph), truth(graph)
+    executor = executor_of(graph, programs)
+    for number in (0, 1, 0, 1, 1):
+        for program in programs.values():
+            program.weight.grad = None
+            program.calls.clear()
+        executor.run(attrs.evolve(plans[number]), at_home)
+        compare(programs, expected)
+        assert ("later" in programs[LAST].calls) == (number == 1)
+
+
 def test_schedule_executor_adds_deferred_gradients_when_their_turn_comes() -> None:
     """Until then, no weight has a gradient, the first stage's included, which has no input gradient to compute."""
     graph = graph_of()

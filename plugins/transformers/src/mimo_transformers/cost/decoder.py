@@ -42,7 +42,7 @@ class _Matrices:
         experts: of these, those of experts.
         products: elements of its matrices, each as often as one row is multiplied with it.
         ends: inputs and outputs of these products.
-        expert_ends: of these, those of grouped products of experts, which aren't run.
+        expert_ends: of these, those of `GroupedLinear`, which the counted forward doesn't run.
         widest: the most outputs of a product.
         largest: elements of the largest matrix, of all experts together.
     """

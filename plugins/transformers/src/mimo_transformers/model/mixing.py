@@ -28,7 +28,7 @@ from mimo_transformers.model.small import affordable, batch_of, draw_ids, small_
 _CHANGED = 1
 """Number of the sample that gets other rows."""
 _TOLERANCE = 1e-6
-_OF_CACHES = {"cache_params", "past_key_values"}
+_OF_CACHES = ("cache_params", "past_key_values")
 """Arguments by which the library gives its parts what it saves of samples."""
 _LAST_PIECES = (1, 2)
 """Rows that come of every sample at last, in two forwards; a short one has none before."""
@@ -123,7 +123,8 @@ def _takes_states(part: nn.Module, original: type[nn.Module], calls: _Calls, row
 
     Samples that come piece by piece must make the same rows: single ones of several, more behind them, a late one.
     """
-    for name in _OF_CACHES & signature(original.forward).parameters.keys():
+    parameters = signature(original.forward).parameters
+    for name in (one for one in _OF_CACHES if one in parameters):
         with suppress(Exception), hold_rows(part, rows):  # whatever it does with a cache that isn't the library's
             given, named = change_tensors(calls[part], lambda tensor: tensor.clone())
             whole = tensors_in(part.forward(*given, **named))

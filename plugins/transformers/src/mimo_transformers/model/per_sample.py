@@ -80,8 +80,8 @@ class SavedStates:
         return _Layers(self)
 
     def _known(self, name: str) -> Tensor | None:
-        found = self.saved.tensors.get(name)
-        return None if found is None else self._states(name, found.shape[1:], found)
+        found, before = self.saved.tensors.get(name), self.saved.cache.step.before[self.run.sequences]
+        return None if found is None or not any(before) else self._states(name, found.shape[1:], found)
 
     def _states(self, name: str, shape: Sequence[int], like: Tensor) -> Tensor:
         return self.saved.state(name, shape, like)[self.run.sequences]

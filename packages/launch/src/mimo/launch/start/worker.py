@@ -110,7 +110,7 @@ def threads_for(process: ProcessInfo, environ: Mapping[str, str]) -> int | None:
 
 
 def crowds(process: ProcessInfo, environ: Mapping[str, str]) -> bool:
-    """Tell whether several processes compute on this machine's CPU, whose threads then take all of its cores."""
+    """Tell whether several processes compute on this machine's CPU."""
     return local_world(environ, process.world) > 1
 
 
@@ -118,7 +118,7 @@ def _wait_in_turn() -> None:
     """Have this process, once woken, not take the core of whoever wakes it.
 
     That may be a thread that holds a lock of gloo's, which another thread of gloo's would try again and again until
-    then: for up to half of all CPU time where no core is idle.
+    then: where no core is idle, as where each process computes on its share of them, for up to half of all CPU time.
     """
     with contextlib.suppress(PermissionError):  # what it would save is all that is lost
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))

@@ -16,7 +16,7 @@ from mimo.model.language.batch import LanguageBatch
 from mimo.model.spec import AXES, RotaryConfig
 
 _FEW = 1 << 17
-"""Elements up to which three operations on all of them take less time than four that copy nothing."""
+"""Elements up to which three operations, one of which copies them, take less time than four that copy nothing."""
 
 
 @attrs.frozen(eq=False)

@@ -218,7 +218,7 @@ class _StepRun:
         return ready
 
     def input_gradient(self, task: _Task, now: _Now) -> Reading:
-        """Do the same, with weight gradients deferred."""
+        """Wait for the gradients of what a pass gave, and run it backward with weight gradients deferred."""
         gradients = self._gradients(task)
         ready = now()
         if task.stage.trains:

@@ -32,7 +32,7 @@ def split(rows: Tensor, counts: Sequence[int]) -> Iterator[Tensor]:
 
 
 _KNOB = torch.empty(0, requires_grad=True)
-"""Makes what it is given with differentiable; nothing is ever added to it."""
+"""An input that requires gradients, so that what is computed beside it does; it gets none itself."""
 
 
 class _GraphEntry(torch.autograd.Function):

@@ -38,7 +38,7 @@ ID_BYTES = 4
 """Of the id of a token that a teacher sends."""
 
 _SIZES = 1 << 12
-"""Sizes of items of which it is remembered what rows they become."""
+"""How many sizes of items have the rows that they become remembered."""
 
 
 @attrs.frozen(kw_only=True)
@@ -481,7 +481,7 @@ class Job:
 
 
 def _by_size(function: Callable[..., Any], config: Any) -> Callable[[tuple[int, ...]], Any]:
-    """Return a function of an encoder as one of an item's size alone, which asks once for each of many sizes."""
+    """Return a function of an encoder as one of an item's size, which is called once for each of the last `_SIZES`."""
     return lru_cache(_SIZES)(partial(function, config))
 
 

@@ -116,13 +116,18 @@ def _train(job: Job, process: ProcessInfo) -> StepInfo | None:
 
 @contextlib.contextmanager
 def _garbage_frozen() -> Iterator[None]:
-    """Have garbage within not be looked for among what is there already: it takes long, and other ranks wait."""
+    """Leave what is there already out of the search for garbage within, which takes long while other ranks wait.
+
+    What of it becomes garbage stays until the end, or for as long as what somebody else has frozen.
+    """
+    is_first = not gc.get_freeze_count()
     gc.collect()
     gc.freeze()
     try:
         yield
     finally:
-        gc.unfreeze()
+        if is_first:
+            gc.unfreeze()
 
 
 def _find(job: Job, process: ProcessInfo) -> tuple[Job, Source | None]:
