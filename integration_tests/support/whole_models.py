@@ -31,7 +31,6 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_IMAGE_TEXT_TO_TEXT_
 
 from mimo.data import SampleLayout
 from mimo.trainer import Job, Trainer
-from mimo.trainer.step.programs.language_program import LanguageProgram
 
 END = "<|im_end|>"
 _STIR = 0.05
@@ -193,7 +192,11 @@ class SampleLogits:
 def tune(rank: int, settings: Table) -> tuple[Outcome, list[SampleLogits]]:
     """Train one step on this rank from what settings load, and return its loss and gradients, and what these are of."""
     trainer, _, _ = begin(rank, settings)
-    found, vocabulary, read = list[SampleLogits](), trainer.job.tokenizer.vocabulary, LanguageProgram._read
+    found, vocabulary = list[SampleLogits](), trainer.job.tokenizer.vocabulary
+    language: Any = next((one for one in trainer.programs if one.module.name == trainer.job.language.name), None)
+    if language is None:
+        return _step(trainer), found
+    read = type(language)._read
 
     def record(program: Any, given: Any, hidden: torch.Tensor) -> Any:
         with torch.no_grad():
@@ -206,7 +209,7 @@ def tune(rank: int, settings: Table) -> tuple[Outcome, list[SampleLogits]]:
             found.append(SampleLogits(layout.sample, positions, rows[torch.from_numpy(own)]))
         return read(program, given, hidden)
 
-    with patch.object(LanguageProgram, "_read", record):
+    with patch.object(type(language), "_read", record):
         return _step(trainer), found
 
 

@@ -10,6 +10,7 @@ import attrs
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import distributed_c10d
 
 from mimo.topology import Edge, ModuleGraph
 from mimo.topology.collectives import backend_for, connect, connects_late
@@ -54,9 +55,7 @@ class Channel:
 
     @property
     def _held_group(self) -> dist.ProcessGroup:
-        group = self.group or dist.group.WORLD
-        assert group is not None, "there is no process group"
-        return group
+        return self.group or distributed_c10d._get_default_group()  # noqa: SLF001 - as `dist.isend` finds it
 
     def start(self, sends: Messages, receives: Messages) -> tuple[Works, Works]:
         """Start all that this rank sends and receives of a microbatch; rows must stay untouched until it is done.

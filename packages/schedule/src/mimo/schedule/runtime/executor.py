@@ -44,7 +44,7 @@ class _Stage:
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class _Task:
+class _ResolvedAction:
     """An action of a plan, with all that does it.
 
     Args:
@@ -57,7 +57,7 @@ class _Task:
     """
 
     action: Action
-    do: Callable[[_StepRun, _Task, _Now], Reading]
+    do: Callable[[_StepRun, _ResolvedAction, _Now], Reading]
     stage: _Stage
     done: _PassKey
     boundary: Boundary | None
@@ -100,7 +100,7 @@ class Executor:
             )
             for number, (stage, program) in enumerate(programs.items())
         }
-        self._known: dict[tuple[int, PlanPhase], tuple[Plan, tuple[_Task, ...]]] = {}
+        self._known: dict[tuple[int, PlanPhase], tuple[Plan, tuple[_ResolvedAction, ...]]] = {}
         """By the plan's identity, which holds as long as the plan is held."""
 
     def run(
@@ -144,7 +144,7 @@ class Executor:
             record.began, record.ended = began, time.perf_counter()
         return seconds
 
-    def _tasks(self, plan: Plan, phase: PlanPhase) -> tuple[_Task, ...]:
+    def _tasks(self, plan: Plan, phase: PlanPhase) -> tuple[_ResolvedAction, ...]:
         """Return what this rank does in a phase of a plan, looked up when it runs for the first time."""
         key = (id(plan), phase)
         if key not in self._known:
@@ -154,12 +154,12 @@ class Executor:
             self._known[key] = (plan, tuple(self._resolved(actions)))
         return self._known[key][1]
 
-    def _resolved(self, actions: tuple[Action, ...]) -> Iterator[_Task]:
+    def _resolved(self, actions: tuple[Action, ...]) -> Iterator[_ResolvedAction]:
         lasts = {action.stage_id: place for place, action in enumerate(actions) if action.kind in _ACCUMULATING}
         for place, action in enumerate(actions):
             stage = self._stages[action.stage_id]
             is_message = action.kind in ("send", "receive")
-            yield _Task(
+            yield _ResolvedAction(
                 action=action,
                 do=_MESSAGES[action.kind, action.stage_id == self._sources[action.edge or ""]]
                 if is_message
@@ -187,7 +187,7 @@ class _StepRun:
         self._saved: dict[_PassKey, SavedPass] = {}
         self._deferred: dict[_PassKey, Callable[[], None]] = {}
 
-    def forward(self, task: _Task, now: _Now) -> Reading:
+    def forward(self, task: _ResolvedAction, now: _Now) -> Reading:
         """Wait for the rows of a pass, and run it."""
         stage, microbatches = task.stage, task.action.microbatches
         inputs = {
@@ -209,7 +209,7 @@ class _StepRun:
                 self._leaving[edge.name, microbatch] = rows
         return ready
 
-    def backward(self, task: _Task, now: _Now) -> Reading:
+    def backward(self, task: _ResolvedAction, now: _Now) -> Reading:
         """Wait for the gradients of what a pass gave, and run it backward."""
         gradients = self._gradients(task)
         ready = now()
@@ -217,7 +217,7 @@ class _StepRun:
             self._run_backward(task, gradients)
         return ready
 
-    def input_gradient(self, task: _Task, now: _Now) -> Reading:
+    def input_gradient(self, task: _ResolvedAction, now: _Now) -> Reading:
         """Wait for the gradients of what a pass gave, and run it backward with weight gradients deferred."""
         gradients = self._gradients(task)
         ready = now()
@@ -228,7 +228,7 @@ class _StepRun:
             self._run_backward(task, gradients)
         return ready
 
-    def weight_gradient(self, task: _Task, _now: _Now) -> Reading:
+    def weight_gradient(self, task: _ResolvedAction, _now: _Now) -> Reading:
         """Compute what has been deferred."""
         if task.stage.trains:
             deferred = self._deferred.pop(task.done)
@@ -236,31 +236,31 @@ class _StepRun:
                 deferred()
         return None
 
-    def reduce(self, task: _Task, _now: _Now) -> Reading:
+    def reduce(self, task: _ResolvedAction, _now: _Now) -> Reading:
         """Sum gradients over the ranks of a stage, or of a parameter that two stages share."""
         program = task.stage.program
         (program.reduce_tied if task.action.edge else program.reduce_gradients)()
         return None
 
-    def send(self, task: _Task, now: _Now) -> Reading:
+    def send(self, task: _ResolvedAction, now: _Now) -> Reading:
         """Start sending rows."""
         for boundary, route, key in self._messages(task):
             boundary.send(route, key[1], self._leaving.pop(key))
         return now()
 
-    def receive(self, task: _Task, now: _Now) -> Reading:
+    def receive(self, task: _ResolvedAction, now: _Now) -> Reading:
         """Start receiving rows."""
         for boundary, route, key in self._messages(task):
             self._arriving[key] = boundary.receive(route, key[1])
         return now()
 
-    def send_gradient(self, task: _Task, now: _Now) -> Reading:
+    def send_gradient(self, task: _ResolvedAction, now: _Now) -> Reading:
         """Start sending gradients back."""
         for boundary, route, key in self._messages(task):
             boundary.send_gradient(route, key[1], self._leaving_gradients.pop(key))
         return now()
 
-    def receive_gradient(self, task: _Task, now: _Now) -> Reading:
+    def receive_gradient(self, task: _ResolvedAction, now: _Now) -> Reading:
         """Start receiving gradients."""
         for boundary, route, key in self._messages(task):
             self._arriving_gradients[key] = boundary.receive_gradient(route, key[1])
@@ -283,19 +283,19 @@ class _StepRun:
         assert not any(rest), [list(messages) for messages in rest]
         return ahead
 
-    def _messages(self, task: _Task) -> Iterator[tuple[Boundary, Route, _MessageKey]]:
+    def _messages(self, task: _ResolvedAction) -> Iterator[tuple[Boundary, Route, _MessageKey]]:
         edge, boundary = task.action.edge, task.boundary
         assert edge is not None
         assert boundary is not None
         for microbatch in task.action.microbatches:
             yield boundary, self._route(edge, microbatch), (edge, microbatch)
 
-    def _accumulation(self, task: _Task, deferred: Callable[[], None] | None) -> AbstractContextManager[None]:
+    def _accumulation(self, task: _ResolvedAction, deferred: Callable[[], None] | None) -> AbstractContextManager[None]:
         if not task.stage.trains:
             return nullcontext()
         return task.stage.program.on_grad_accumulation(deferred, last=task.is_last)
 
-    def _gradients(self, task: _Task) -> dict[str, Tensor]:
+    def _gradients(self, task: _ResolvedAction) -> dict[str, Tensor]:
         """Wait for the gradients of what a pass gave."""
         return {
             edge.name: joined(
@@ -308,7 +308,7 @@ class _StepRun:
             if edge.gradient
         }
 
-    def _run_backward(self, task: _Task, gradients: Mapping[str, Tensor]) -> None:
+    def _run_backward(self, task: _ResolvedAction, gradients: Mapping[str, Tensor]) -> None:
         stage, microbatches, kept = task.stage, task.action.microbatches, self._saved.pop(task.done)
         with stage.program.on_compute("backward"):
             kept.backward(gradients)
@@ -319,14 +319,14 @@ class _StepRun:
                     self._leaving_gradients[edge.name, microbatch] = rows
 
 
-_COMPUTATIONS: Mapping[str, Callable[[_StepRun, _Task, _Now], Reading]] = {
+_COMPUTATIONS: Mapping[str, Callable[[_StepRun, _ResolvedAction, _Now], Reading]] = {
     "forward": _StepRun.forward,
     "backward": _StepRun.backward,
     "input-gradient": _StepRun.input_gradient,
     "weight-gradient": _StepRun.weight_gradient,
     "reduce": _StepRun.reduce,
 }
-_MESSAGES: Mapping[tuple[str, bool], Callable[[_StepRun, _Task, _Now], Reading]] = {
+_MESSAGES: Mapping[tuple[str, bool], Callable[[_StepRun, _ResolvedAction, _Now], Reading]] = {
     ("send", True): _StepRun.send,
     ("receive", False): _StepRun.receive,
     ("send", False): _StepRun.send_gradient,

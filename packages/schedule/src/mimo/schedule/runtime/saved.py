@@ -31,7 +31,7 @@ def split(rows: Tensor, counts: Sequence[int]) -> Iterator[Tensor]:
         first += count
 
 
-_KNOB = torch.empty(0, requires_grad=True)
+_KNOB = torch.empty(0).requires_grad_()
 """An input that requires gradients, so that what is computed beside it does; it gets none itself."""
 
 
