@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import tomli_w
+import transformers
 from cases import some
 from commands import here, losses, succeed
 from parity_whole import IMAGE, PROMPT, TOKENS, compare_greedy
 from published_images import FOLDERS
 from safetensors.torch import save_file
+from small_models import is_older
 from whole_jobs import BOUND, LAYOUTS, Whole, greedy_logits, world_of_grids
 from whole_models import (
     checkpoint_tensors,
@@ -36,6 +38,8 @@ REFUSED = {
     "paligemma": "got 'gemma': modules.language.config.model_type: expected attention with is_causal = True, got False",
 }
 """Families that are read or prepared, and can't be trained."""
+NEWER = {"got_ocr2", "paddleocr_vl"}
+"""Folders of which releases before the newest write other keys."""
 WHOLE = tuple(name for name in FOLDERS if name not in REFUSED)
 OF_CLASSES = {
     "language_model.model.": "model.language_model.",
@@ -52,10 +56,17 @@ DRAWN = WHOLE[zlib.crc32(b"".join(file.read_bytes() for file in SOURCES)) % len(
 """Another one whenever the plugin changes."""
 
 
+def imported(name: str, path: Path) -> Whole:
+    """Return one model, imported; a test of one that the installed library writes otherwise is skipped."""
+    if name in NEWER and is_older("5.23"):
+        pytest.skip(f"transformers {transformers.__version__} writes other keys of {name}")
+    return Whole(name, path)
+
+
 @pytest.fixture(scope="module", params=some(WHOLE, QUICK))
 def whole(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     """Return one model, imported, and what the library makes of a step with it."""
-    return Whole(request.param, tmp_path_factory.mktemp("whole"))
+    return imported(request.param, tmp_path_factory.mktemp("whole"))
 
 
 def test_one_process_computes_what_the_library_computes(whole: Whole, pool: Pool) -> None:
@@ -88,7 +99,7 @@ def test_a_whole_model_comes_back_to_the_bit(whole: Whole, tmp_path: Path) -> No
 @pytest.fixture(scope="module", params=some(WHOLE, {DRAWN}))
 def tuned(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Whole:
     """Return one model, imported."""
-    return Whole(request.param, tmp_path_factory.mktemp("tuned"))
+    return imported(request.param, tmp_path_factory.mktemp("tuned"))
 
 
 def fine_tune(whole: Whole, pool: Pool, name: str, *overrides: str, **vision: Any) -> set[str]:
