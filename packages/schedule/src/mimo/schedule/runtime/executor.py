@@ -29,6 +29,7 @@ _PassKey = tuple[int, tuple[int, ...]]
 """By number of the stage here, and microbatches."""
 _ACCUMULATING = frozenset({"backward", "weight-gradient"})
 _MOST_PLANS = 16
+"""How many phases of plans stay looked up: a job has a plan for each number of microbatches."""
 
 
 @attrs.frozen(kw_only=True, eq=False)

@@ -37,9 +37,6 @@ NUMBER_BYTES: Mapping[Precision, int] = MappingProxyType({"fp32": 4, "bf16": 2, 
 ID_BYTES = 4
 """Of the id of a token that a teacher sends."""
 
-_SIZES = 1 << 12
-"""How many sizes of items have the rows that they become remembered."""
-
 
 @attrs.frozen(kw_only=True)
 class OptimizerChoice:
@@ -481,8 +478,8 @@ class Job:
 
 
 def _by_size(function: Callable[..., Any], config: Any) -> Callable[[tuple[int, ...]], Any]:
-    """Return a function of an encoder as one of an item's size, which is called once for each of the last `_SIZES`."""
-    return lru_cache(_SIZES)(partial(function, config))
+    """Return a function of an encoder as one of an item's size, called once for each of the last thousands."""
+    return lru_cache(1 << 12)(partial(function, config))
 
 
 def plain_settings(settings: Settings, modules: Sequence[JobModule], tables: Mapping[str, Any]) -> Mapping[str, Any]:
