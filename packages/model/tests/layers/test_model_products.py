@@ -24,23 +24,76 @@ def test_a_layer_gives_the_same_with_gradients_and_without(rows: int, outputs: i
     torch.testing.assert_close(found, given.detach(), rtol=0, atol=1e-5)
 
 
-class _Counted(TorchDispatchMode):
-    """Notes what oneDNN computes."""
+class _Products(TorchDispatchMode):
+    """Notes by what products are computed."""
 
-    count = 0
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]  # torch leaves it untyped
+        self.names: list[str] = []
 
     def __torch_dispatch__(self, func: Any, _types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += "mkldnn" in str(func)
+        name = str(func).split(".")[1]
+        if name in ("addmm", "mm", "bmm", "_linear_pointwise"):
+            self.names.append(name)
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize(("outputs", "count"), [(300, 1), (20, 0)])
-def test_large_weights_alone_go_to_onednn(outputs: int, count: int) -> None:
-    """And never where a gradient is asked for."""
-    layer, x = Linear(512, outputs), torch.randn(8, 512)
-    with _Counted() as counted:  # type: ignore[no-untyped-call]  # torch leaves it untyped
-        layer(x)
-        assert counted.count == 0
+@pytest.mark.parametrize(
+    ("general", "rows", "outputs", "name"),
+    [
+        (False, 2, 300, "addmm"),
+        (False, 3, 300, "_linear_pointwise"),
+        (False, 8, 300, "_linear_pointwise"),
+        (False, 8, 20, "addmm"),
+        (True, 1, 300, "bmm"),
+        (True, 1, 301, "mm"),
+        (True, 1, 20, "addmm"),
+        (True, 6, 300, "mm"),
+        (True, 7, 300, "_linear_pointwise"),
+        (True, 9, 300, "_linear_pointwise"),
+        (True, 0, 300, "addmm"),
+        (False, 0, 300, "addmm"),
+    ],
+)
+def test_products_without_gradients_are_computed_by_what_reads_the_weight_fastest(
+    general: bool, rows: int, outputs: int, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By oneDNN with large weights, and with few rows where MKL is slow; never where a gradient is asked for."""
+    monkeypatch.setattr("mimo.model.layers.cpu_linear.mkl_is_general", lambda: general)
+    layer, x = Linear(512, outputs), torch.randn(rows, 512)
+    with _Products() as products:
+        given = layer(x)
+        assert products.names == ["addmm"]
         with torch.no_grad():
+            found = layer(x)
+    assert products.names[1:] == [name]
+    assert found.is_contiguous()
+    torch.testing.assert_close(found, given.detach(), rtol=0, atol=1e-5)
+
+
+def test_one_row_of_many_inputs_goes_to_onednn_where_mkl_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weight is not read as the left factor any more."""
+    monkeypatch.setattr("mimo.model.layers.cpu_linear.mkl_is_general", lambda: True)
+    for inputs, name in ((3072, "bmm"), (3076, "_linear_pointwise")):
+        with torch.no_grad(), _Products() as products:
+            Linear(inputs, 64)(torch.randn(1, inputs))
+        assert products.names == [name]
+
+
+def test_rows_of_a_batch_keep_their_shape_where_mkl_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[2, 3, I], cut from wider rows, with and without a bias."""
+    monkeypatch.setattr("mimo.model.layers.cpu_linear.mkl_is_general", lambda: True)
+    for bias in (True, False):
+        layer, x = Linear(256, 130, bias=bias), torch.randn(2, 3, 512)[..., 100:356]
+        with torch.no_grad():
+            torch.testing.assert_close(layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias))
+
+
+def test_other_dtypes_stay_with_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Double precision and bfloat16, one row."""
+    monkeypatch.setattr("mimo.model.layers.cpu_linear.mkl_is_general", lambda: True)
+    for dtype in (torch.float64, torch.bfloat16):
+        layer, x = Linear(512, 300).to(dtype), torch.randn(1, 512, dtype=dtype)
+        with torch.no_grad(), _Products() as products:
             layer(x)
-    assert counted.count == count
+        assert products.names == ["addmm"]

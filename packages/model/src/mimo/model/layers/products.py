@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from functools import cache, partial
+from functools import partial
 from typing import Any, Protocol, cast
 
 import attrs
@@ -16,13 +16,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from mimo.model.graphs import content_of
+from mimo.model.layers.cpu_linear import linear_without_gradient
 from mimo.model.layers.deferred_weights import WeightGradQueue
 from mimo.topology.device_copies import to_device
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ALIGNMENT = 16  # bytes
-_MIN_ELEMENTS = 1 << 17
-"""Of a weight; with smaller ones oneDNN gains nothing."""
 
 
 class Form(Protocol):
@@ -133,7 +132,7 @@ def multiply(
         weight_grad_queue: where the gradients of weight and bias are deferred.
     """
     if form is None and outputs is None and not torch.is_grad_enabled():
-        return _by_onednn(x, weight, bias) if _gains_by_onednn(x, weight) else functional.linear(x, weight, bias)
+        return linear_without_gradient(x, weight, bias)
     trains = weight.requires_grad or (bias is not None and bias.requires_grad)
     if weight_grad_queue is None or not (trains and torch.is_grad_enabled()):
         if outputs is not None:
@@ -307,19 +306,3 @@ def _differentiate_product(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, .
 
 
 _product_of_graph.register_autograd(_differentiate_product, setup_context=_save_product)
-
-
-def _by_onednn(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return the product by oneDNN, without gradients; PyTorch itself takes MKL for float32, slower on some CPUs."""
-    return cast("Tensor", torch.ops.mkldnn._linear_pointwise(x, weight, bias, "none", [], ""))  # noqa: SLF001 - no other
-
-
-def _gains_by_onednn(x: Tensor, weight: Tensor) -> bool:
-    if weight.numel() < _MIN_ELEMENTS or x.device.type != "cpu" or not x.numel():
-        return False
-    return x.dtype == weight.dtype == torch.float32 and _has_onednn()
-
-
-@cache
-def _has_onednn() -> bool:
-    return hasattr(torch.ops.mkldnn, "_linear_pointwise")
