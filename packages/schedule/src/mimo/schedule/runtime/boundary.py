@@ -15,13 +15,15 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mimo.schedule.routes import Route, RoutePiece, Traffic, clipped, count, shifted
+from mimo.schedule.routes import Route, RoutePiece, Span, Traffic, clipped, count, shifted
 from mimo.schedule.runtime.channel import Channel, Messages
 from mimo.schedule.runtime.join import Join, join_of, pack, unpack
 from mimo.schedule.runtime.progress import NullProgress, Progress
 
 _MAX_UNSENT = 4
 """Microbatches whose messages may be on their way at once on one channel."""
+_MOST_ROUTES = 128
+"""Of how many routes it stays looked up what they bring."""
 
 
 @attrs.frozen
@@ -29,6 +31,46 @@ class Pending:
     """Rows that are being received; ``wait()`` returns them, once."""
 
     wait: Callable[[], Tensor]
+
+
+@attrs.frozen(kw_only=True)
+class _Source:
+    """A message that is received.
+
+    Args:
+        peer: from whom.
+        rows: how many.
+        places: of the rows in the buffer.
+        fills: whether they are the whole buffer.
+    """
+
+    peer: int
+    rows: int
+    places: tuple[Span, ...]
+    fills: bool
+
+
+@attrs.frozen(kw_only=True)
+class _Arrivals:
+    """What comes to a rank by a route, in one direction.
+
+    Args:
+        join: makes a tensor of the ranks' buffers.
+        room: rows of the buffer.
+        sources: of the messages.
+        own: of the rows that this rank has itself, which belong into the buffer; None where it has none.
+        places: of these in the buffer.
+        is_in_place: whether they are the result themselves.
+        in_batch: whether receives begin in one batch with this rank's sends.
+    """
+
+    join: Join
+    room: int
+    sources: tuple[_Source, ...]
+    own: Span | None
+    places: tuple[Span, ...]
+    is_in_place: bool
+    in_batch: bool
 
 
 @attrs.define
@@ -87,6 +129,8 @@ class Boundary:
         self._source_group = source_group
         self._target_group = target_group
         self._rows, self._gradients = map(_Mailbox, channels)
+        self._known: dict[tuple[int, bool], tuple[Route, _Arrivals]] = {}
+        """By identity of the route, which holds as long as it is held, and whether gradients come."""
 
     def send(self, route: Route, microbatch: int, rows: Tensor) -> None:
         """Start sending this source's ``rows`` [held, H]."""
@@ -95,8 +139,7 @@ class Boundary:
 
     def receive(self, route: Route, microbatch: int) -> Pending:
         """Start receiving; waiting returns the rows [wanted, H] that this target needs: its lane's, or its share."""
-        join = join_of(route.target_join, route.wanted, self._target_group)
-        return self._expect(self._rows, route.receives, route.sends, join, microbatch)
+        return self._expect(self._rows, self._arrivals(route, gradient=False), microbatch)
 
     def send_gradient(self, route: Route, microbatch: int, gradient: Tensor) -> None:
         """Start sending back the gradient [wanted, H] of what `receive` returned: of the rows that came here."""
@@ -105,8 +148,7 @@ class Boundary:
 
     def receive_gradient(self, route: Route, microbatch: int) -> Pending:
         """Start receiving; waiting returns the whole gradient [held, H] of this source's rows, on each tensor rank."""
-        join = join_of(route.source_join, route.held, self._source_group)
-        return self._expect(self._gradients, route.sends, route.receives, join, microbatch)
+        return self._expect(self._gradients, self._arrivals(route, gradient=True), microbatch)
 
     def flush(self) -> None:
         """Wait until everything sent has left."""
@@ -139,9 +181,10 @@ class Boundary:
             part = pack(rows, piece.spans)
             if piece.peer == self._rank:
                 box.in_place[microbatch] = part
-                box.in_place_rows += len(part)
+                box.in_place_rows += part.shape[0]
             else:
-                box.sent_rows, box.sent_bytes = box.sent_rows + len(part), box.sent_bytes + part.nbytes
+                box.sent_rows += part.shape[0]
+                box.sent_bytes += part.nbytes
                 sends.append((part, piece.peer))
         receives, received = box.unposted.pop(microbatch, ((), []))
         if sends or receives:
@@ -152,7 +195,9 @@ class Boundary:
 
     def _wait_until_sent(self, box: _Mailbox, newest: int = 0) -> None:
         """Wait until all but the messages of the ``newest`` microbatches have left, and free them."""
-        for microbatch in list(box.flying)[: max(len(box.flying) - newest, 0)]:
+        if len(box.flying) <= newest:
+            return
+        for microbatch in list(box.flying)[: len(box.flying) - newest]:
             for work, _, peer in box.flying.pop(microbatch):
                 self._await(work, peer)
 
@@ -161,47 +206,74 @@ class Boundary:
         work.wait()
         self._progress.resume(work.is_completed)
 
-    def _expect(
-        self, box: _Mailbox, pieces: Sequence[RoutePiece], sends: Sequence[RoutePiece], join: Join, microbatch: int
-    ) -> Pending:
-        """Receive ``pieces``; the result waits for all, joins them, and returns the tensor.
+    def _arrivals(self, route: Route, *, gradient: bool) -> _Arrivals:
+        """Return what a route brings, looked up once."""
+        key = (id(route), gradient)
+        if key not in self._known:
+            if len(self._known) == _MOST_ROUTES:
+                self._known.clear()
+            self._known[key] = (route, self._looked_up(route, gradient=gradient))
+        return self._known[key][1]
 
-        On a serial channel the receives begin with this rank's own ``sends`` of the microbatch, if it has any.
-        """
+    def _looked_up(self, route: Route, *, gradient: bool) -> _Arrivals:
+        if gradient:
+            join = join_of(route.source_join, route.held, self._source_group)
+            box, pieces, sends = self._gradients, route.sends, route.receives
+        else:
+            join = join_of(route.target_join, route.wanted, self._target_group)
+            box, pieces, sends = self._rows, route.receives, route.sends
         first, stop = join.own
         own = [piece for piece in pieces if piece.peer == self._rank]
         before, spans = clipped(own[0].spans, join.own) if own else (0, ())
         # Rows that this rank has already are the result themselves if nothing else belongs into the buffer.
         is_in_place = spans == (join.own,) and join.room == stop - first and not join.writes
-        buffer = self._empty(0 if is_in_place else join.room)
-        receives, belong = [], []
+        sources = []
         for piece in pieces:
             if piece.peer != self._rank:
-                places = shifted(piece.spans, first)
-                rows = buffer[slice(*places[0])] if len(places) == 1 else self._empty(piece.rows)
-                receives.append((rows, piece.peer))
-                belong.append(places)
+                places = tuple(shifted(piece.spans, first))
+                fills = places == ((0, join.room),)
+                sources.append(_Source(peer=piece.peer, rows=piece.rows, places=places, fills=fills))
+        return _Arrivals(
+            join=join,
+            room=0 if is_in_place else join.room,
+            sources=tuple(sources),
+            own=(before, before + count(spans)) if own else None,
+            places=tuple(shifted(spans, first)),
+            is_in_place=is_in_place,
+            in_batch=box.channel.is_serial and any(piece.peer != self._rank for piece in sends),
+        )
+
+    def _expect(self, box: _Mailbox, arrivals: _Arrivals, microbatch: int) -> Pending:
+        """Receive what comes; the result waits for all, joins it, and returns the tensor."""
+        buffer, sources = self._empty(arrivals.room), arrivals.sources
+        receives = [(self._room(source, buffer), source.peer) for source in sources]
         works: list[dist.Work] = []
-        if box.channel.is_serial and any(piece.peer != self._rank for piece in sends):
+        if arrivals.in_batch:
             box.unposted[microbatch] = (receives, works)
         elif receives:
             works += box.channel.start((), receives)[1]
 
         def take() -> Tensor:
             assert len(works) == len(receives), "rows are awaited before the send that they come with"
-            for work, (rows, peer), places in zip(works, receives, belong, strict=True):
+            for work, (rows, peer), source in zip(works, receives, sources, strict=True):
                 self._await(work, peer)
-                if len(places) > 1:
-                    unpack(rows, places, buffer)
-            if not own:
-                return join(buffer)
-            own_rows = box.in_place.pop(microbatch)[before : before + count(spans)]
-            if is_in_place:
-                return join(own_rows)
-            unpack(own_rows, shifted(spans, first), buffer)
-            return join(buffer)
+                if len(source.places) > 1:
+                    unpack(rows, source.places, buffer)
+            if arrivals.own is None:
+                return arrivals.join(buffer)
+            own_rows = box.in_place.pop(microbatch)[slice(*arrivals.own)]
+            if arrivals.is_in_place:
+                return arrivals.join(own_rows)
+            unpack(own_rows, arrivals.places, buffer)
+            return arrivals.join(buffer)
 
         return Pending(take)
+
+    def _room(self, source: _Source, buffer: Tensor) -> Tensor:
+        """Return where a message's rows are put as they come: in the buffer, if they lie there one after the other."""
+        if source.fills:
+            return buffer
+        return buffer[slice(*source.places[0])] if len(source.places) == 1 else self._empty(source.rows)
 
     def _empty(self, rows: int) -> Tensor:
         return torch.empty((rows, self._width), dtype=self._dtype, device=self._device)

@@ -42,20 +42,25 @@ class Channel:
     group: dist.ProcessGroup | None
     tag: int
     is_serial: bool = False
+    _known: dict[int, tuple[dist.ProcessGroup, int]] = attrs.field(factory=dict, init=False, eq=False, repr=False)
+    """By peer, how it is reached."""
 
     def send(self, rows: Tensor, peer: int) -> dist.Work:
         """Start sending contiguous ``rows``, which must stay untouched until the work is done."""
-        group = self._held_group
-        return group.send([rows], dist.get_group_rank(group, peer), self.tag)
+        group, place = self._way_to(peer)
+        return group.send([rows], place, self.tag)
 
     def receive(self, rows: Tensor, peer: int) -> dist.Work:
         """Start receiving into contiguous ``rows``."""
-        group = self._held_group
-        return group.recv([rows], dist.get_group_rank(group, peer), self.tag)
+        group, place = self._way_to(peer)
+        return group.recv([rows], place, self.tag)
 
-    @property
-    def _held_group(self) -> dist.ProcessGroup:
-        return self.group or distributed_c10d._get_default_group()  # noqa: SLF001 - as `dist.isend` finds it
+    def _way_to(self, peer: int) -> tuple[dist.ProcessGroup, int]:
+        """Return the group, and the peer's rank in it."""
+        if peer not in self._known:
+            group = self.group or distributed_c10d._get_default_group()  # noqa: SLF001 - as `dist.isend` finds it
+            self._known[peer] = group, dist.get_group_rank(group, peer)
+        return self._known[peer]
 
     def start(self, sends: Messages, receives: Messages) -> tuple[Works, Works]:
         """Start all that this rank sends and receives of a microbatch; rows must stay untouched until it is done.

@@ -93,7 +93,9 @@ def join_of(parts: Parts, rows: int, group: dist.ProcessGroup | None) -> Join:
 
 
 def pack(rows: Tensor, spans: Sequence[Span]) -> Tensor:
-    """Return spans of ``rows`` one after the other: a view if there is but one."""
+    """Return spans of ``rows`` one after the other: a view if there is but one, the rows themselves if it has all."""
+    if len(spans) == 1 and spans[0] == (0, rows.shape[0]):
+        return rows
     parts = [rows[start:stop] for start, stop in spans]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
