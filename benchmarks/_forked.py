@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import gc
 import multiprocessing
-import os
 import socket
 import sys
 from collections.abc import Callable
@@ -13,6 +13,9 @@ from typing import Any, TypeVar, cast
 import torch
 import torch.distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, but its types don't say so
+
+from mimo.launch import ProcessInfo
+from mimo.launch.start.worker import prepare
 
 T = TypeVar("T")
 
@@ -56,9 +59,10 @@ def in_ranks(measure: Callable[[int, int], T], *, world: int, rounds: int) -> T:
 def _be_rank(
     function: Callable[[int], Any], rank: int, world: int, listener: socket.socket, result: Connection
 ) -> None:
+    prepare(ProcessInfo(rank=rank, world=world, local_rank=rank))  # as `mimo train` does
     torch.set_num_threads(1)
-    if world > 1:  # as `mimo train` does
-        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+    gc.collect()  # likewise: what was imported is nobody's garbage
+    gc.freeze()
     host, port = listener.getsockname()
     if rank == 0:
         store = TCPStore(host, port, world, is_master=True, master_listen_fd=listener.detach())

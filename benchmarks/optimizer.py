@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate
 
-from mimo.optimizer import LearningRate, ModuleParameters
-from mimo.optimizer._adamw import AdamWConfig, mimo_register_optimizers
+from mimo.optimizer import LearningRate, LocalAdamWConfig, ModuleParameters
+from mimo.optimizer._adamw import mimo_register_optimizers
 from mimo.optimizer.runtime import LocalStats, MimoOptimizer, ModuleOptimizer, local_gradient
 from mimo.topology import Grid, Module, ModuleGraph
 from mimo.topology.meshes import Meshes
@@ -50,7 +50,7 @@ def make_ours() -> tuple[list[nn.Parameter], Callable[[int], None]]:
     module = ModuleOptimizer.build(
         {0: ModuleParameters(grid=GRID, rank=0, parameters=parameters)},
         spec=spec,
-        config=AdamWConfig(),
+        config=LocalAdamWConfig(),
         learning_rate=RATE,
         meshes=meshes,
     )

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 import os
+import resource
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -71,6 +73,28 @@ def test_ranks_of_one_machine_wait_in_turn(run_ranks: Callable[..., list[Any]]) 
     assert run_ranks(1, _scheduled) == [[os.SCHED_OTHER, os.SCHED_BATCH]]
     process = ProcessInfo(rank=0, world=4096, local_rank=0)
     assert not crowds(process, {"RANK": "0", "WORLD_SIZE": "4096", "LOCAL_WORLD_SIZE": "1"})
+
+
+_PAGES = (1 << 26) // mmap.PAGESIZE
+
+
+def _pages_mapped(_rank: int, environ: dict[str, str]) -> int:
+    """Return how many pages are mapped for the second of two tensors of 64 MiB, the first of which is freed."""
+    os.environ.update(environ)
+    prepare(ProcessInfo(rank=0, world=1, local_rank=0))
+    torch.ones(1 << 24)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(1 << 24)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+
+def test_memory_that_is_freed_on_the_host_is_used_again(run_ranks: Callable[..., list[Any]]) -> None:
+    """It is not mapped anew, unless the user has said how the C library is to allocate."""
+    (kept,) = run_ranks(1, _pages_mapped, {})
+    assert kept < _PAGES // 10
+    for name, value in (("MALLOC_ARENA_MAX", "8"), ("GLIBC_TUNABLES", "glibc.malloc.arena_max=8")):
+        (mapped,) = run_ranks(1, _pages_mapped, {name: value})
+        assert mapped >= _PAGES
 
 
 @pytest.mark.parametrize("given", ["", "0"])
