@@ -95,51 +95,89 @@ def pack(
         msg = f"multiple: expected at least 1, got {multiple}"
         raise ValueError(msg)
     lengths = tuple(len(layout.tokens) for layout in layouts)
-    spans = [context_spans(length, size=context_size, rank=context_rank) for length in lengths]
-    used = sum(stop - start for each in spans for start, stop in each)
-    padded = -(-used // multiple) * multiple
-    tokens = np.zeros(padded, dtype=np.int64)
-    labels = np.full(padded, NO_LABEL, dtype=np.int64)
-    positions = np.zeros(padded, dtype=np.int64)
-    grids = [layout.grid_positions for layout in layouts]
-    places = None if all(each is None for each in grids) else np.zeros((padded, 3), dtype=np.int64)
-    samples = np.full(padded, len(layouts), dtype=np.int64)
-    further = [_next_labels(layout.labels, next_tokens) for layout in layouts]
-    next_labels = np.full((next_tokens, padded), NO_LABEL, dtype=np.int64)
-    runs: defaultdict[str, list[NDArray[np.int64]]] = defaultdict(list)
-    first = 0
-    for number, (layout, each, grid) in enumerate(zip(layouts, spans, grids, strict=True)):
-        found = {item.info.modality: runs[item.info.modality] for item in layout.items if item.runs}
-        for start, stop in each:
-            inside = slice(first, first + stop - start)
-            tokens[inside] = layout.tokens[start:stop]
-            labels[inside] = layout.labels[start:stop]
-            next_labels[:, inside] = further[number][:, start:stop]
-            positions[inside] = np.arange(start, stop)
-            if places is not None:
-                places[inside] = positions[inside, None] if grid is None else grid[start:stop]
-            samples[inside] = number
-            for item in layout.items:
-                for begin, end in item.runs:
-                    low, high = max(begin, start), min(end, stop)
-                    found[item.info.modality].append(np.arange(low, max(low, high), dtype=np.int64) + (first - start))
-            first += stop - start
+    starts = np.cumsum([0, *lengths])
+    total = int(starts[-1])
+    # What is said of rows is made for all of them, and taken where this context rank has them; the padding is one more.
+    here = np.arange(total) if context_size == 1 else _held(lengths, context_size, context_rank)
+    place = np.full(-(-len(here) // multiple) * multiple, total, dtype=np.int64)
+    place[: len(here)] = here
+    owner = np.repeat(np.arange(len(layouts)), lengths)
+    position = np.arange(total) - starts[owner]
+    labels = np.concatenate([_NONE, *(layout.labels for layout in layouts)])
+    next_labels = _next_labels(labels, owner, next_tokens)
+    weights = _weights(layouts, np.split(next_labels != NO_LABEL, starts[1:-1], axis=1), owner, position, place)
+    targets = labels != NO_LABEL if weights is None else np.concatenate([layout.targets for layout in layouts])
     return Packed(
-        tokens=tokens,
-        labels=labels,
-        positions=positions,
-        grid_positions=places,
-        samples=samples,
+        tokens=_taken(np.concatenate([_NONE, *(layout.tokens for layout in layouts)]), place, padding=0),
+        labels=_taken(labels, place, padding=NO_LABEL),
+        positions=_taken(position, place, padding=0),
+        grid_positions=_grid_positions(layouts, place),
+        samples=_taken(owner, place, padding=len(layouts)),
         lengths=lengths,
-        label_tokens=tuple(int(np.count_nonzero(layout.targets)) for layout in layouts),
-        placeholders={modality: np.concatenate([_NONE, *each]) for modality, each in runs.items()},
-        next_labels=next_labels,
-        next_counts=tuple(
-            tuple(int(np.count_nonzero(each[k] != NO_LABEL)) for each in further) for k in range(next_tokens)
-        ),
+        label_tokens=_counts(owner[targets], len(layouts)),
+        placeholders=_placeholders(layouts, starts, total, None if context_size == 1 else here),
+        next_labels=_taken(next_labels, place, padding=NO_LABEL),
+        next_counts=tuple(_counts(owner[each != NO_LABEL], len(layouts)) for each in next_labels),
         items=tuple(_spans(layout) for layout in layouts) if with_items else (),
-        weights=_weights(layouts, further, samples, positions),
+        weights=weights,
     )
+
+
+def _held(lengths: Sequence[int], context_size: int, context_rank: int) -> NDArray[np.int64]:
+    """Return which of all rows a context rank has of each sample."""
+    found, first = [_NONE], 0
+    for length in lengths:
+        spans = context_spans(length, size=context_size, rank=context_rank)
+        found += [np.arange(first + start, first + stop) for start, stop in spans]
+        first += length
+    return np.concatenate(found)
+
+
+def _taken(rows: NDArray[np.int64], place: NDArray[np.int64], *, padding: int) -> NDArray[np.int64]:
+    """Return the rows of the last axis at these places, of which the one behind all rows is padding."""
+    return np.concatenate([rows, np.full((*rows.shape[:-1], 1), padding)], axis=-1)[..., place]
+
+
+def _counts(owners: NDArray[np.int64], samples: int) -> tuple[int, ...]:
+    """Return how many rows each sample has of those with these owners."""
+    return tuple(np.bincount(owners, minlength=samples).tolist())
+
+
+def _grid_positions(layouts: Sequence[SampleLayout], place: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """Return the places of rows in time, down and across; None where none lies in a grid."""
+    grids = [layout.grid_positions for layout in layouts]
+    if all(grid is None for grid in grids):
+        return None
+    own = [
+        np.repeat(np.arange(len(layout.tokens))[:, None], 3, axis=1) if grid is None else grid
+        for layout, grid in zip(layouts, grids, strict=True)
+    ]
+    return np.concatenate([*own, np.zeros((1, 3), dtype=np.int64)])[place]
+
+
+def _placeholders(
+    layouts: Sequence[SampleLayout], starts: NDArray[np.int64], total: int, here: NDArray[np.int64] | None
+) -> dict[str, NDArray[np.int64]]:
+    """Return by modality which of the rows that are here are of its items; None: all rows are here."""
+    runs: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
+    for first, layout in zip(starts.tolist(), layouts, strict=False):
+        for item in layout.items:
+            if item.runs:
+                runs[item.info.modality] += [(first + start, first + stop) for start, stop in item.runs]
+    found = {modality: _rows_of(own) for modality, own in runs.items()}
+    if here is None:
+        return found
+    local = np.full(total, -1, dtype=np.int64)
+    local[here] = np.arange(len(here))
+    return {modality: held[held >= 0] for modality, held in ((name, local[rows]) for name, rows in found.items())}
+
+
+def _rows_of(runs: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+    """Return the rows of runs, one after the other."""
+    first, stop = np.array(runs, dtype=np.int64).T
+    counts = stop - first
+    before = np.cumsum(counts) - counts
+    return np.repeat(first - before, counts) + np.arange(int(counts.sum()))
 
 
 def _spans(layout: SampleLayout) -> tuple[tuple[int, int], ...]:
@@ -149,27 +187,28 @@ def _spans(layout: SampleLayout) -> tuple[tuple[int, int], ...]:
 
 def _weights(
     layouts: Sequence[SampleLayout],
-    further: Sequence[NDArray[np.int64]],
+    has_next: Sequence[NDArray[np.bool_]],
     owner: NDArray[np.int64],
     position: NDArray[np.int64],
+    place: NDArray[np.int64],
 ) -> TargetWeights | None:
     """Return the weights of packed rows; see `TargetWeights.of`."""
     if all(layout.weights is None for layout in layouts):
         return None
     return TargetWeights.of(
         [layout.targets.astype(np.float32) if layout.weights is None else layout.weights for layout in layouts],
-        has_next=[each != NO_LABEL for each in further],
-        owner=owner,
-        position=position,
+        has_next=has_next,
+        owner=_taken(owner, place, padding=len(layouts)),
+        position=_taken(position, place, padding=0),
     )
 
 
-def _next_labels(labels: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """Return [K, S] of the labels [S] of one sample."""
+def _next_labels(labels: NDArray[np.int64], owner: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+    """Return [K, T] of the labels [T] of samples that lie one after the other."""
     found = np.full((count, len(labels)), NO_LABEL, dtype=np.int64)
     before = labels
     for k in range(1, count + 1):
-        later = labels[k:]
-        found[k - 1, : len(later)] = np.where(before[: len(later)] == NO_LABEL, NO_LABEL, later)
+        is_next = (before[:-k] != NO_LABEL) & (owner[:-k] == owner[k:])
+        found[k - 1, :-k] = np.where(is_next, labels[k:], NO_LABEL)
         before = found[k - 1]
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from itertools import groupby
 
 import torch
 from torch import Tensor
@@ -22,11 +23,10 @@ def packed_patches(
         zeros: rows of zeros before the patches of each image, where class tokens will be.
         channels_last: whether the elements of a patch lie as [P, P, C], not as [C, P, P].
     """
-    order = (1, 2, 3, 4, 0) if channels_last else (1, 2, 0, 3, 4)
-    pieces = [
-        functional.pad(
-            image.unfold(1, patch, patch).unfold(2, patch, patch).permute(order).reshape(-1, width), (0, 0, zeros, 0)
-        )
-        for image in images
-    ]
+    order = (0, 2, 3, 4, 5, 1) if channels_last else (0, 2, 3, 1, 4, 5)
+    pieces = []
+    for _, some in groupby(images, key=lambda image: image.shape):  # those of one size that follow one another, at once
+        cut = torch.stack(list(some)).unfold(2, patch, patch).unfold(3, patch, patch).permute(order)
+        rows = cut.reshape(len(cut), cut.shape[1] * cut.shape[2], width)
+        pieces.append(functional.pad(rows, (0, 0, zeros, 0)).flatten(0, 1))
     return torch.cat(pieces).to(like) if pieces else like.new_empty(0, width)

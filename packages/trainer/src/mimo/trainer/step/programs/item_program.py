@@ -72,7 +72,9 @@ def places_of(programs: Iterable[Program]) -> list[tuple[JobModule, Coordinates]
 
 def on_device(item: Item, job: Job, device: torch.device) -> Item:
     """Return a prepared item where a rank computes; in reduced precision its floating numbers in that."""
-    precision = job.settings.run.precision
-    dtype = None if precision == "fp32" else compute_dtype(precision)
     moved = {name: to_device(tensor, device) for name, tensor in item.items()}  # first, so that the device converts
-    return {name: tensor.to(dtype if tensor.is_floating_point() else None) for name, tensor in moved.items()}
+    precision = job.settings.run.precision
+    if precision == "fp32":
+        return moved
+    dtype = compute_dtype(precision)
+    return {name: tensor.to(dtype) if tensor.is_floating_point() else tensor for name, tensor in moved.items()}
