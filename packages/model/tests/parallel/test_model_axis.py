@@ -70,6 +70,22 @@ def test_enter_and_leave(run_ranks: Callable[..., list[Any]], world: int, rows: 
     run_ranks(world, _check_adjoint, sequence_parallel, rows)
 
 
+def _check_large_sums(rank: int) -> None:
+    axis = TensorAxis.of(DeviceMesh("cpu", range(2), mesh_dim_names=("tp",)))
+    generator = torch.Generator().manual_seed(7)
+    both = torch.randn(2, 1025, 1026, generator=generator)[..., 1:]  # an odd number of elements, of wider rows
+    assert both[0].numel() >= 1 << 20
+    given = both[rank].clone()
+    assert torch.equal(axis.total(both[rank]), both[0] + both[1])
+    assert torch.equal(axis.largest(both[rank]), both.amax(0))
+    assert torch.equal(both[rank], given), "what is summed is left as it was"
+
+
+def test_two_ranks_share_the_sum_of_many_elements(run_ranks: Callable[..., list[Any]]) -> None:
+    """Each makes one half, to the bit what it would be if it made all."""
+    run_ranks(2, _check_large_sums)
+
+
 SIZES = (0, 3, 1 << 15, 1 << 18)
 """Numbers of fp64 in a message: none, few, and many, some more than the buffers of a socket hold."""
 

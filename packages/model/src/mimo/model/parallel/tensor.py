@@ -7,7 +7,7 @@ Shapes: T rows, t tensor ranks.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import attrs
@@ -21,6 +21,8 @@ from mimo.model.parallel.collectives import by_messages, exchange, linear
 from mimo.topology.collectives import all_gather_single, reduce_scatter_single
 
 _PAIR = 2
+_HALVED = 1 << 20
+"""Elements from which on two ranks add half of them each; with fewer, what a message costs by itself is more."""
 
 
 def chunk(total: int, *, size: int, rank: int) -> range:
@@ -190,14 +192,24 @@ class TensorAxis:
         if self.size == 1:
             return x
         if self.size == _PAIR and x.numel() and by_messages(x):
+            # The same bits on both: none of the three minds the order of two.
             x = x.detach().contiguous()
-            other = torch.empty_like(x)
-            self._exchange(sent=lambda _peer: x, received=lambda _peer: other)
-            return combine(x, other, out=other)  # the same bits on both: none of the three minds the order of two
+            found = torch.empty_like(x)
+            if x.numel() >= _HALVED:
+                self._reduce_halves(x.view(-1).tensor_split(_PAIR), found.view(-1).tensor_split(_PAIR), combine)
+                return found
+            self._exchange(sent=lambda _peer: x, received=lambda _peer: found)
+            return combine(x, found, out=found)
         reduced = x.clone(memory_format=torch.contiguous_format)
         if x.numel():
             dist.all_reduce(reduced, op=op, group=self.group)
         return reduced
+
+    def _reduce_halves(self, x: Sequence[Tensor], found: Sequence[Tensor], combine: Callable[..., Tensor]) -> None:
+        """Combine one half, and give it to the peer, which combines the other."""
+        self._exchange(sent=x.__getitem__, received=lambda _peer: found[self.rank])
+        combine(x[self.rank], found[self.rank], out=found[self.rank])
+        self._exchange(sent=lambda _peer: found[self.rank], received=found.__getitem__)
 
     def _exchange(self, *, sent: Callable[[int], Tensor], received: Callable[[int], Tensor]) -> None:
         assert self.group is not None
