@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Literal, Protocol, Self, TypeAlias, TypeVar
 
 import torch
@@ -72,6 +73,12 @@ def picture_pixels(images: Sequence[Picture], *, mean: Sequence[float], std: Seq
     height, width = images[0].height, images[0].width
     bands = [torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8) for image in images]
     pixels = torch.stack([band.view(height, width, -1) for band in bands]).permute(0, 3, 1, 2)
-    low, scale = (torch.tensor(values).view(-1, 1, 1) for values in (mean, std))
+    low, scale = (_of_channels(tuple(values)) for values in (mean, std))
     numbers = pixels.to(torch.float32, memory_format=torch.contiguous_format)  # and of this size no more memory
     return numbers.mul_(1 / _RANGE).sub_(low).div_(scale)
+
+
+@lru_cache(64)
+def _of_channels(values: tuple[float, ...]) -> Tensor:
+    """Return a number of each channel, or one for all, [C, 1, 1], to which nobody may write."""
+    return torch.tensor(values).view(-1, 1, 1)
