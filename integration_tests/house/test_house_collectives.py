@@ -12,7 +12,7 @@ BY_RELEASE = {
     "packages/topology/src/mimo/topology/collectives.py": {
         *("all_gather_single", "all_gather_into_tensor", "reduce_scatter_single", "reduce_scatter_tensor"),
     },
-    "packages/model/src/mimo/model/layers/products.py": {"mkldnn", "_linear_pointwise"},
+    "packages/model/src/mimo/model/layers/cpu_linear.py": {"mkldnn", "_linear_pointwise"},
     "plugins/optimizer-distributed/src/mimo_optimizer_distributed/_fsdp.py": {
         *("_fsdp_param_group", "_fsdp_param_groups"),
     },

@@ -33,6 +33,15 @@ def test_each_is_the_label_of_a_later_row_of_the_sample() -> None:
     assert pack(SAMPLES).next_counts == ()
 
 
+def test_further_on_than_any_sample_is_none() -> None:
+    """Nor is there one where there is no sample."""
+    packed = pack(SAMPLES[:1], next_tokens=9)
+    assert packed.next_labels[4:].tolist() == [[NONE] * 7] * 5
+    assert packed.next_counts == ((3,), (1,), *[(0,)] * 7)
+    nothing = pack([], next_tokens=2)
+    assert (nothing.next_labels.shape, nothing.next_counts) == ((2, 0), ((), ()))
+
+
 @pytest.mark.parametrize("size", [2, 3])
 def test_context_ranks_share_them_out(size: int) -> None:
     """Each has those of its rows, which may look at rows of others; what is counted is the same."""

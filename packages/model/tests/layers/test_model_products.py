@@ -89,6 +89,29 @@ def test_rows_of_a_batch_keep_their_shape_where_mkl_is_slow(monkeypatch: pytest.
             torch.testing.assert_close(layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias))
 
 
+def test_one_row_without_a_batch_keeps_its_shape_where_mkl_is_slow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """[I], which becomes [O]."""
+    monkeypatch.setattr("mimo.model.layers.cpu_linear.mkl_is_general", lambda: True)
+    layer, x = Linear(256, 130), torch.randn(256)
+    with torch.no_grad():
+        torch.testing.assert_close(layer(x), torch.nn.functional.linear(x, layer.weight, layer.bias))
+
+
+def test_a_compiled_graph_chooses_products_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has PyTorch's own, whatever the CPU."""
+    monkeypatch.setattr("mimo.model.layers.cpu_linear.mkl_is_general", lambda: True)
+    layer, x = Linear(512, 300), torch.randn(1, 512)
+    targets: list[Any] = []
+
+    def backend(graph: torch.fx.GraphModule, _inputs: Any) -> Any:
+        targets.extend(node.target for node in graph.graph.nodes if node.op == "call_function")
+        return graph.forward
+
+    with torch.no_grad():
+        torch.compile(layer, backend=backend, fullgraph=True)(x)
+    assert targets == [torch._C._nn.linear]  # what graphs call `functional.linear`
+
+
 def test_other_dtypes_stay_with_pytorch(monkeypatch: pytest.MonkeyPatch) -> None:
     """Double precision and bfloat16, one row."""
     monkeypatch.setattr("mimo.model.layers.cpu_linear.mkl_is_general", lambda: True)

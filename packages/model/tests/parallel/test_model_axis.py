@@ -73,12 +73,16 @@ def test_enter_and_leave(run_ranks: Callable[..., list[Any]], world: int, rows: 
 def _check_large_sums(rank: int) -> None:
     axis = TensorAxis.of(DeviceMesh("cpu", range(2), mesh_dim_names=("tp",)))
     generator = torch.Generator().manual_seed(7)
-    both = torch.randn(2, 1025, 1026, generator=generator)[..., 1:]  # an odd number of elements, of wider rows
-    assert both[0].numel() >= 1 << 20
-    given = both[rank].clone()
-    assert torch.equal(axis.total(both[rank]), both[0] + both[1])
-    assert torch.equal(axis.largest(both[rank]), both.amax(0))
-    assert torch.equal(both[rank], given), "what is summed is left as it was"
+    for dtype in (torch.float32, torch.bfloat16):
+        for columns in (1023, 1024, 1025):  # of wider rows
+            both = torch.randn(2, 1024, 1026, generator=generator).to(dtype)[..., :columns]
+            given = both[rank].clone()
+            assert torch.equal(axis.total(both[rank]), both[0] + both[1])
+            assert torch.equal(axis.largest(both[rank]), both.amax(0))
+            assert torch.equal(axis.smallest(both[rank]), both.amin(0))
+            assert torch.equal(both[rank], given), "what is combined is left as it was"
+    odd = torch.randn(2, (1 << 20) + 1, generator=generator)
+    assert torch.equal(axis.total(odd[rank]), odd[0] + odd[1])
 
 
 def test_two_ranks_share_the_sum_of_many_elements(run_ranks: Callable[..., list[Any]]) -> None:

@@ -11,8 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mimo.schedule import End, boundary_route
+from mimo.schedule import End, Route, boundary_route
 from mimo.schedule.runtime import Boundary, Channel, open_channels
+from mimo.schedule.runtime.join import Join, Parts, join_of
 from mimo.topology import Grid, Module, ModuleGraph, Ownership
 
 WORLD = 8
@@ -124,10 +125,10 @@ def test_schedule_boundary_between_all_layouts_of_the_same_ranks(
     assert run_ranks(WORLD, run_edges, same_ranks) == [len(same_ranks)] * WORLD
 
 
-def test_schedule_boundary_leaves_rows_in_place() -> None:
-    """Rows that stay, whole or a slice of them, are neither sent nor copied, nor are their gradients."""
+def alone() -> Boundary:
+    """Return a boundary of which one rank is both ends."""
     channels = (Channel(group=None, tag=0), Channel(group=None, tag=1))  # without a process group, none may be used
-    boundary = Boundary(
+    return Boundary(
         rank=0,
         width=WIDTH,
         dtype=torch.float32,
@@ -136,6 +137,43 @@ def test_schedule_boundary_leaves_rows_in_place() -> None:
         source_group=None,
         target_group=None,
     )
+
+
+def test_schedule_boundary_looks_a_route_up_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In each direction, and again when many others have been used since."""
+    seen: list[int] = []
+
+    def noted(parts: Parts, rows: int, group: dist.ProcessGroup | None) -> Join:
+        seen.append(rows)
+        return join_of(parts, rows, group)
+
+    monkeypatch.setattr("mimo.schedule.runtime.boundary.join_of", noted)
+    end, boundary = End(grid=Grid(name="both", ranks=(0,)), stage=0, owners=Ownership.even(1, 1)), alone()
+    routes = [boundary_route(rank=0, source=end, target=end, rows=(rows,)) for rows in range(1, 201)]
+
+    def move(route: Route) -> None:
+        rows = torch.full((route.held, WIDTH), float(route.held))
+        arriving, returning = boundary.receive(route, 0), boundary.receive_gradient(route, 0)
+        boundary.send(route, 0, rows)
+        boundary.send_gradient(route, 0, 2 * rows)
+        assert torch.equal(arriving.wait(), rows)
+        assert torch.equal(returning.wait(), 2 * rows)
+        boundary.flush()
+
+    for _ in range(3):
+        move(routes[0])
+    assert seen == [1, 1]
+    for route in routes:
+        move(route)
+    seen.clear()
+    move(routes[-1])
+    move(routes[0])
+    assert seen == [1, 1]
+
+
+def test_schedule_boundary_leaves_rows_in_place() -> None:
+    """Rows that stay, whole or a slice of them, are neither sent nor copied, nor are their gradients."""
+    boundary = alone()
     end = End(grid=Grid(name="both", ranks=(0,)), stage=0, owners=Ownership.even(2, 1))
     route = boundary_route(rank=0, source=end, target=end, rows=(4, 1))
     rows, gradient = torch.ones(5, WIDTH), torch.ones(5, WIDTH)

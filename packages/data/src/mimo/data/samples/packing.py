@@ -97,7 +97,8 @@ def pack(
     lengths = tuple(len(layout.tokens) for layout in layouts)
     starts = np.cumsum([0, *lengths])
     total = int(starts[-1])
-    # What is said of rows is made for all of them, and taken where this context rank has them; the padding is one more.
+    # Each field is made for all rows of all samples; `place` then takes those of this context rank, and as padding the
+    # one behind them all.
     here = np.arange(total) if context_size == 1 else _held(lengths, context_size, context_rank)
     place = np.full(-(-len(here) // multiple) * multiple, total, dtype=np.int64)
     place[: len(here)] = here
@@ -105,7 +106,7 @@ def pack(
     position = np.arange(total) - starts[owner]
     labels = np.concatenate([_NONE, *(layout.labels for layout in layouts)])
     next_labels = _next_labels(labels, owner, next_tokens)
-    weights = _weights(layouts, np.split(next_labels != NO_LABEL, starts[1:-1], axis=1), owner, position, place)
+    weights = _weights(layouts, next_labels, owner, position, place)
     targets = labels != NO_LABEL if weights is None else np.concatenate([layout.targets for layout in layouts])
     return Packed(
         tokens=_taken(np.concatenate([_NONE, *(layout.tokens for layout in layouts)]), place, padding=0),
@@ -158,7 +159,10 @@ def _grid_positions(layouts: Sequence[SampleLayout], place: NDArray[np.int64]) -
 def _placeholders(
     layouts: Sequence[SampleLayout], starts: NDArray[np.int64], total: int, here: NDArray[np.int64] | None
 ) -> dict[str, NDArray[np.int64]]:
-    """Return by modality which of the rows that are here are of its items; None: all rows are here."""
+    """Return by modality which of the rows that are here are of its items; None: all rows are here.
+
+    Items and their runs ascend in a sample, and so do its rows here.
+    """
     runs: defaultdict[str, list[tuple[int, int]]] = defaultdict(list)
     for first, layout in zip(starts.tolist(), layouts, strict=False):
         for item in layout.items:
@@ -187,7 +191,7 @@ def _spans(layout: SampleLayout) -> tuple[tuple[int, int], ...]:
 
 def _weights(
     layouts: Sequence[SampleLayout],
-    has_next: Sequence[NDArray[np.bool_]],
+    next_labels: NDArray[np.int64],
     owner: NDArray[np.int64],
     position: NDArray[np.int64],
     place: NDArray[np.int64],
@@ -197,7 +201,7 @@ def _weights(
         return None
     return TargetWeights.of(
         [layout.targets.astype(np.float32) if layout.weights is None else layout.weights for layout in layouts],
-        has_next=has_next,
+        has_next=np.split(next_labels != NO_LABEL, np.cumsum([len(layout.tokens) for layout in layouts])[:-1], axis=1),
         owner=_taken(owner, place, padding=len(layouts)),
         position=_taken(position, place, padding=0),
     )

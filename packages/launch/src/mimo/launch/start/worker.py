@@ -38,9 +38,12 @@ _IN_HOST_ORDER = ("NCCL_LAUNCH_ORDER_IMPLICIT", "1")
 _GROWING = ("PYTORCH_ALLOC_CONF", "expandable_segments:True")
 """Memory of a GPU is asked for in segments that can grow, as rows of ragged batches would leave gaps between others."""
 _ALLOCATORS = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-_MALLOC: Mapping[int, int] = {-3: 1 << 30, -1: -1}
-"""Of glibc: M_MMAP_THRESHOLD, the bytes that are mapped from the system by themselves, and M_TRIM_THRESHOLD, the free
-bytes that are given back to it: none."""
+_M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
+"""What glibc's ``mallopt`` calls the free bytes that it gives back to the system, and the size from which on a block is
+mapped from the system by itself."""
+_MAPPED_BYTES = (1 << 30, 1 << 25)
+"""Older releases of glibc refuse the larger."""
+_ALL = -1
 _CLAIM_SECONDS = 2.0
 """In which the process that saw a death reports it, before those that lost a connection look for the reason."""
 _ANSWER_SECONDS = 5.0
@@ -129,17 +132,17 @@ def _wait_in_turn() -> None:
 
 
 def _keep_freed_memory(environ: Mapping[str, str]) -> None:
-    """Have the C library keep the host memory that a step frees for the next one, as torch does with a GPU's.
+    """Have glibc keep the host memory that a step frees for the next one, as torch does with a GPU's.
 
-    It would give back each tensor of more than 32 MiB, and have the next one mapped anew, page by page, which takes a
-    tenth of the time of some steps. Not where the user has said how it is to allocate.
+    It would give back each tensor of more than 32 MiB, and map the next one anew, page by page, which takes up to a
+    quarter of a step; with this only those over 1 GiB. Not where the user has said how to allocate.
     """
     if any(name.startswith("MALLOC_") for name in environ) or "malloc" in environ.get("GLIBC_TUNABLES", ""):
         return
     with contextlib.suppress(OSError, AttributeError):  # another C library
         choose = ctypes.CDLL(None).mallopt
-        for what, value in _MALLOC.items():
-            choose(what, value)
+        if any(choose(_M_MMAP_THRESHOLD, size) for size in _MAPPED_BYTES):  # else the other would map all that is large
+            choose(_M_TRIM_THRESHOLD, _ALL)
 
 
 def prepare(process: ProcessInfo) -> None:

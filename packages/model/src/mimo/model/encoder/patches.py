@@ -25,8 +25,10 @@ def packed_patches(
     """
     order = (0, 2, 3, 4, 5, 1) if channels_last else (0, 2, 3, 1, 4, 5)
     pieces = []
-    for _, some in groupby(images, key=lambda image: image.shape):  # those of one size that follow one another, at once
-        cut = torch.stack(list(some)).unfold(2, patch, patch).unfold(3, patch, patch).permute(order)
+    for _, group in groupby(images, key=lambda image: image.shape):  # neighbours of one size, at once
+        same = list(group)
+        whole = torch.stack(same) if len(same) > 1 else same[0][None]
+        cut = whole.unfold(2, patch, patch).unfold(3, patch, patch).permute(order)
         rows = cut.reshape(len(cut), cut.shape[1] * cut.shape[2], width)
         pieces.append(functional.pad(rows, (0, 0, zeros, 0)).flatten(0, 1))
     return torch.cat(pieces).to(like) if pieces else like.new_empty(0, width)

@@ -1,7 +1,7 @@
 """Products of few rows on a CPU, as each token of a generated text needs them: the time is that of reading the weight.
 
-PyTorch computes float32 products by MKL. For few rows others read faster, on CPUs that are not Intel's in particular,
-where MKL takes its general code. R rows, I inputs, O outputs.
+PyTorch computes float32 products by MKL. With few rows, oneDNN reads a large weight faster; and on AMD's CPUs, for
+which MKL has general code only, so does MKL itself if the weight is the left factor. R rows, I inputs, O outputs.
 """
 
 from __future__ import annotations
@@ -15,16 +15,19 @@ from torch.nn import functional
 
 _ONEDNN_ROWS = 3
 _ONEDNN_ELEMENTS = 1 << 17
-"""Of a weight. With fewer rows or elements MKL is as fast or faster, where it has code for the CPU."""
+"""Elements of a weight from which on oneDNN is faster; with fewer rows it is not, where MKL has code for the CPU."""
 _LEFT_ROWS = 8
 _LEFT_INPUTS = 3072
-"""Of all rows together. Measured with 1 to 12 rows of 64 to 4,096 inputs: up to here MKL's general code reads a large
-enough weight up to twice as fast if it is the left factor, beyond it more slowly."""
+"""Rows times inputs up to which MKL's general code is faster, up to twice, with the weight as the left factor, as
+measured with 1 to 12 rows of 64 to 4,096 inputs."""
 _LEFT_ELEMENTS = 1 << 15
+"""Elements of a weight from which on that shows."""
 
 
 def linear_without_gradient(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Return ``x @ weight.T + bias`` by what reads the weight fastest; its last bits depend on the number of rows.
+
+    A compiled graph chooses by itself.
 
     Args:
         x: [..., I].
@@ -56,7 +59,7 @@ def _with_weight_left(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 @cache
 def mkl_is_general() -> bool:
-    """Tell whether MKL is what multiplies, on a CPU for which it has no code of its own."""
+    """Tell whether MKL multiplies with general code: on AMD's CPUs, as far as their names say so."""
     return torch.backends.mkl.is_available() and "AMD" in str(torch.cpu.get_capabilities().get("cpu_name"))
 
 

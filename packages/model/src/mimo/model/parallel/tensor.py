@@ -22,7 +22,7 @@ from mimo.topology.collectives import all_gather_single, reduce_scatter_single
 
 _PAIR = 2
 _HALVED = 1 << 20
-"""Elements from which on two ranks add half of them each; with fewer, what a message costs by itself is more."""
+"""Elements from which on two ranks combine half of them each; with fewer, the further message costs more."""
 
 
 def chunk(total: int, *, size: int, rank: int) -> range:
@@ -192,14 +192,13 @@ class TensorAxis:
         if self.size == 1:
             return x
         if self.size == _PAIR and x.numel() and by_messages(x):
-            # The same bits on both: none of the three minds the order of two.
             x = x.detach().contiguous()
             found = torch.empty_like(x)
             if x.numel() >= _HALVED:
                 self._reduce_halves(x.view(-1).tensor_split(_PAIR), found.view(-1).tensor_split(_PAIR), combine)
                 return found
             self._exchange(sent=lambda _peer: x, received=lambda _peer: found)
-            return combine(x, found, out=found)
+            return combine(x, found, out=found)  # the same bits on both: none of the three minds the order of two
         reduced = x.clone(memory_format=torch.contiguous_format)
         if x.numel():
             dist.all_reduce(reduced, op=op, group=self.group)

@@ -22,8 +22,8 @@ from mimo.schedule.runtime.progress import NullProgress, Progress
 
 _MAX_UNSENT = 4
 """Microbatches whose messages may be on their way at once on one channel."""
-_MOST_ROUTES = 128
-"""Of how many routes it stays looked up what they bring."""
+_REMEMBERED = 128
+"""Routes, each in either direction, of which what they bring is remembered; past this, all are forgotten."""
 
 
 @attrs.frozen
@@ -130,7 +130,7 @@ class Boundary:
         self._target_group = target_group
         self._rows, self._gradients = map(_Mailbox, channels)
         self._known: dict[tuple[int, bool], tuple[Route, _Arrivals]] = {}
-        """By identity of the route, which holds as long as it is held, and whether gradients come."""
+        """By the route's `id`, and whether gradients come; the route is held too, so that no other one gets its id."""
 
     def send(self, route: Route, microbatch: int, rows: Tensor) -> None:
         """Start sending this source's ``rows`` [held, H]."""
@@ -210,7 +210,7 @@ class Boundary:
         """Return what a route brings, looked up once."""
         key = (id(route), gradient)
         if key not in self._known:
-            if len(self._known) == _MOST_ROUTES:
+            if len(self._known) == _REMEMBERED:
                 self._known.clear()
             self._known[key] = (route, self._looked_up(route, gradient=gradient))
         return self._known[key][1]

@@ -10,6 +10,7 @@ import itertools
 import json
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import lru_cache, partial
 
 import torch
 import torch.distributed as dist
@@ -25,6 +26,8 @@ from mimo.trainer.step.trainer import Trainer
 
 _ERRORS = (ConfigError, DataError, PluginError, RunError)
 """What a stage may raise alone; all else ends with the process."""
+_ROUTES = 64
+"""Numbers of rows whose way to the next stage is remembered."""
 
 
 class Stages:
@@ -50,6 +53,7 @@ class Stages:
         self.count = self._grid.pp
         self.is_first, self.is_last = self._place.pp == 0, self._place.pp == self.count - 1
         name, place = job.language.name, self._place.pp
+        self._route = lru_cache(_ROUTES)(partial(pipeline_route, self._grid, rank=self._rank))
         self._before: Boundary | None = None
         self._after: Boundary | None = None
         for edge in job.graph.edges:
@@ -70,7 +74,7 @@ class Stages:
         if self._before is None:
             return None
         place = self._place.pp
-        route = pipeline_route(self._grid, rank=self._rank, source=place - 1, target=place, rows=rows)
+        route = self._route(source=place - 1, target=place, rows=rows)
         return self._before.receive(route, next(self._received_count)).wait()
 
     def send(self, hidden: Tensor) -> None:
@@ -78,7 +82,7 @@ class Stages:
         if self._after is None:
             return
         place = self._place.pp
-        route = pipeline_route(self._grid, rank=self._rank, source=place, target=place + 1, rows=len(hidden))
+        route = self._route(source=place, target=place + 1, rows=len(hidden))
         self._after.send(route, next(self._sent_count), hidden.to(self._dtype))
 
     def agree(self, stage: int, count: int, find: Callable[[], Sequence[int]]) -> Callable[[], Sequence[int]]:
