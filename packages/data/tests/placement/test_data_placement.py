@@ -161,6 +161,32 @@ def test_placement_by_cost_leaves_what_is_even_where_it_is(seed: int) -> None:
     assert step.by_cost() == step.by_count()
 
 
+def test_placement_looks_for_nothing_better_than_even(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where all lanes have the same to do in all passes; one sample that costs more is enough to look."""
+    language = Loads(costs=np.full(8, 5), rows=np.full(8, 3), lanes=2, stages=1, passes=passes(2, 1))
+    encoder = EncoderLoads(
+        costs=np.full(8, 2),
+        rows=np.ones(8, np.int64),
+        lanes=2,
+        stages=1,
+        passes=passes(2, 2),
+        samples=np.arange(8),
+        homes=((), ()),
+    )
+    asked: list[int] = []
+
+    def noted(_costs: object, _rows: object, bins: int, **_bounds: object) -> None:
+        asked.append(bins)
+
+    monkeypatch.setattr("mimo.data.placement.placement.partition", noted)
+    step = Step(language=language, encoders=(encoder,), microbatches=2, micro_batch=2)
+    assert step.by_cost() == step.by_count()
+    assert not asked
+    language.costs[3] = 6
+    assert step.by_cost() == step.by_count()
+    assert asked == [4]
+
+
 def test_placement_keeps_items_at_home_where_nothing_is_gained() -> None:
     """Of two lanes with the same to do, each keeps its own; from a lane with too much as little moves as helps."""
     costs = np.array([6, 6, 6, 6, 6, 6, 6, 6], dtype=np.int64)

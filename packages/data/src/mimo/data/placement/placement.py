@@ -86,6 +86,8 @@ def place_filled(
 
 def _improved(language: Loads, encoders: Sequence[EncoderLoads], even: Places, most_rows: int) -> Places:
     """Return a placement by cost, in as many microbatches as another one; that where it is no worse."""
+    if _is_even(language, encoders, even):  # which is the least that any placement costs
+        return even
     choices = (even, *_by_cost(language, encoders, even, most_rows))
     return min(choices, key=partial(_step_cost, language, encoders))  # of equal ones the first
 
@@ -146,6 +148,12 @@ def _step_cost(language: Loads, encoders: Sequence[EncoderLoads], places: Places
         slowest = lane_sums(one, places, number, one.costs).max(1)
         total += (int(slowest.sum()) + (one.stages - 1) * int(slowest.max(initial=0))) * (share // one.stages)
     return total
+
+
+def _is_even(language: Loads, encoders: Sequence[EncoderLoads], places: Places) -> bool:
+    """Tell whether of each module all lanes have the same to do in all passes."""
+    sums = (lane_sums(one, places, number, one.costs) for number, one in enumerate((language, *encoders), start=-1))
+    return all(bool((own == own.flat[0]).all()) for own in sums if own.size)
 
 
 def _by_cost(language: Loads, encoders: Sequence[EncoderLoads], even: Places, most_rows: int) -> Iterator[Places]:

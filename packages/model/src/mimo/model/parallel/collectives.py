@@ -50,8 +50,7 @@ def exchange(
     coming = [(peer, received(peer)) for peer in peers]
     going = [(peer, sent(peer)) for peer in peers]
     # Sends first: while a large one holds the lock of a pair, gloo's thread spins over what the peer sends meanwhile.
-    works = [dist.isend(x, group=group, group_dst=peer) for peer, x in going if x.numel()]
-    works += [dist.irecv(x, group=group, group_src=peer) for peer, x in coming if x.numel()]
+    works = [group.send([x], peer, 0) for peer, x in going if x.numel()]
+    works += [group.recv([x], peer, 0) for peer, x in coming if x.numel()]
     for work in works:
-        assert work is not None
         work.wait()
