@@ -58,6 +58,7 @@ from mimo.data.samples import (
     Dataset,
     DatasetSources,
     DatasetSpec,
+    LayoutRules,
     MadeItem,
     Packed,
     PlacedItem,
@@ -73,7 +74,6 @@ from mimo.data.samples import (
     lay_out,
     pack,
     parts_of,
-    place_item,
     weights_of,
 )
 from mimo.data.sources import (
@@ -153,6 +153,7 @@ __all__ = [
     "IndexFileError",
     "ItemSize",
     "JoinedSizes",
+    "LayoutRules",
     "LimitedTokenizer",
     "Loads",
     "MadeItem",
@@ -217,7 +218,6 @@ __all__ = [
     "place_by_cost",
     "place_by_count",
     "place_filled",
-    "place_item",
     "read_arrays",
     "read_members",
     "read_record",

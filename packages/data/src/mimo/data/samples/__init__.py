@@ -1,6 +1,6 @@
 """What dataset and tokenizer plugins are written against, and the tokens of a sample."""
 
-from mimo.data.samples.layout import NO_LABEL, MadeItem, PlacedItem, SampleLayout, lay_out, place_item
+from mimo.data.samples.layout import NO_LABEL, LayoutRules, MadeItem, PlacedItem, SampleLayout, lay_out
 from mimo.data.samples.packing import Packed, pack
 from mimo.data.samples.specs import (
     AnswerMetricSpec,
@@ -29,6 +29,7 @@ __all__ = [
     "Dataset",
     "DatasetSources",
     "DatasetSpec",
+    "LayoutRules",
     "MadeItem",
     "Packed",
     "PlacedItem",
@@ -45,6 +46,5 @@ __all__ = [
     "lay_out",
     "pack",
     "parts_of",
-    "place_item",
     "weights_of",
 ]

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from typing import TypeAlias
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import partial
+from typing import TypeAlias, TypeVar
 
 import attrs
 import numpy as np
@@ -17,8 +18,10 @@ from numpy.typing import NDArray
 
 from mimo.data.samples.grid_positions import Grid, grid_positions
 from mimo.data.samples.specs import Dataset, Tokenizer, ends_of
-from mimo.data.samples.weights import label_weights, read_weights
+from mimo.data.samples.weights import read_weights
 from mimo.hooks import ConfigError, DataError, ItemInfo, PluginError
+
+N = TypeVar("N", np.int64, np.float32)
 
 NO_LABEL = -100
 """Label of a position whose next token is not to be learned."""
@@ -145,6 +148,194 @@ class SampleLayout:
         return grid_positions(len(self.tokens), grids) if grids else None
 
 
+@attrs.frozen(kw_only=True)
+class LayoutRules:
+    """By what samples are laid out: ids of placeholders, and what stands in their places.
+
+    Args:
+        tokenizer: names the placeholder of each modality in ``rows`` and ``made``.
+        rows: for each modality that the model reads, the rows of an item by its size; 0 is legal.
+        grids: of the modalities whose rows may lie in a grid, that of an item by its size; its product is its rows.
+        patterns: of the modalities whose items have text between their rows, what an item is by its size, in order:
+            counts of rows, which add up to its rows, and texts.
+        made: for each modality that the model makes, how a sample holds an item of it.
+    """
+
+    tokenizer: Tokenizer
+    rows: Rows
+    grids: Grids = _NO_GRIDS
+    patterns: Patterns = _NO_PATTERNS
+    made: Made = _NO_MADE
+    _modalities: Mapping[int, str] = attrs.field(init=False)
+    """By the id of its placeholder."""
+    _vocabulary: int = attrs.field(init=False)
+
+    @_modalities.default
+    def _by_placeholder(self) -> Mapping[int, str]:
+        return {self.tokenizer.placeholder(modality): modality for modality in (*self.rows, *self.made)}
+
+    @_vocabulary.default
+    def _ids_of_the_tokenizer(self) -> int:
+        return self.tokenizer.vocabulary
+
+    def lay_out(self, dataset: Dataset, sample: int, *, max_tokens: int) -> SampleLayout:
+        """Return the layout of one sample, at most ``max_tokens`` long.
+
+        A longer sample is cut at its end, but never inside an item: an item that does not fit whole is left out with
+        everything after it. Where the dataset says at which ids it may end, it is cut at the last of these that fits,
+        and to nothing if none does. Each position is labelled with the token after it where that is text (the end is
+        text, and so is the first row of what is to be made; what lies between an item's rows isn't); the last one has
+        no label.
+
+        Args:
+            dataset: asked for ``tokens``, ``infos``, ``where`` and, if it has them, ``weights`` and ``ends`` only.
+            sample: number of the sample.
+            max_tokens: limit of S.
+
+        Raises:
+            DataError: placeholders and items do not match, a modality is not read or made by the model, an item's size
+                is refused by ``rows``, an id is not the tokenizer's, or a weight is no finite number from 0 on.
+            PluginError: an item's grid or its pattern is not as many rows as ``rows`` says, or a text of the pattern
+                holds a placeholder.
+        """
+        where = partial(dataset.where, sample)
+        ids = np.asarray(dataset.tokens(sample), dtype=np.int64)
+        marks = _is_any(ids, self._modalities).nonzero()[0]
+        infos = self._matched(where, ids, marks, dataset.infos(sample))
+        weights = read_weights(dataset, sample, len(ids))
+
+        rows = np.ones(len(ids), dtype=np.int64)  # of each id
+        items: list[_Placed] = []
+        kept, added = len(ids), 0
+        for mark, info in zip(marks.tolist(), infos, strict=True):
+            at = mark + added
+            if at > max_tokens:
+                break
+            placed = self._place(where, info, at)
+            if placed.stop > max_tokens:
+                kept = mark
+                break
+            items.append(placed)
+            rows[mark] = placed.stop - at
+            added = placed.stop - mark - 1
+        kept = min(kept, max_tokens - added)  # ids behind the last item that fits are a row each
+        truncated = kept < len(ids)
+        if truncated and (ends := ends_of(dataset, sample)) is not None:
+            kept = max((end for end in ends if end <= kept), default=0)
+            items = items[: np.searchsorted(marks, kept)]
+
+        tokens = ids[:kept].repeat(rows[:kept])
+        for placed in items:
+            if placed.ids is not None:
+                tokens[placed.start : placed.stop] = placed.ids
+        silent = [(placed.start + placed.is_predicted, placed.stop) for placed in items]
+        return SampleLayout(
+            sample=sample,
+            tokens=tokens,
+            labels=_of_the_next(tokens, silent, NO_LABEL),
+            items=tuple([placed.item for placed in items]),
+            truncated=truncated,
+            weights=None if weights is None else _of_the_next(weights[:kept].repeat(rows[:kept]), silent, 0),
+        )
+
+    def place(self, where: Callable[[], str], info: ItemInfo, *, at: int) -> tuple[NDArray[np.int64], PlacedItem]:
+        """Return the ids that stand for one item from a position on, and where it lies; raises as `lay_out` does.
+
+        Args:
+            where: returns the place of its sample, for messages.
+            info: of the item.
+            at: the position.
+        """
+        placed = self._place(where, info, at)
+        if placed.ids is not None:
+            return placed.ids, placed.item
+        return np.full(placed.stop - at, self.tokenizer.placeholder(info.modality), dtype=np.int64), placed.item
+
+    def _matched(
+        self, where: Callable[[], str], ids: NDArray[np.int64], marks: NDArray[np.intp], infos: Sequence[ItemInfo]
+    ) -> Sequence[ItemInfo]:
+        """Return the items in the order of their placeholders, which are the ids at ``marks``."""
+        wanted = [self._modalities[placeholder] for placeholder in ids[marks].tolist()]
+        given = [info.modality for info in infos]
+        if wanted != given and sorted(wanted) != sorted(given):
+            raise _unmatched(where(), ids, infos, self._modalities)
+        if len(ids) and ids.view(np.uint64).max() >= self._vocabulary:  # so seen, an id below 0 is a large one
+            raise DataError(
+                where(),
+                expected=f"token ids from 0 to {self._vocabulary - 1}",
+                got=str(ids[(ids < 0) | (ids >= self._vocabulary)][0]),
+                fix="Check that the data was made with this tokenizer.",
+            )
+        if wanted == given:
+            return infos
+        waiting = {modality: iter([info for info in infos if info.modality == modality]) for modality in given}
+        return [next(waiting[modality]) for modality in wanted]
+
+    def _place(self, where: Callable[[], str], info: ItemInfo, at: int) -> _Placed:
+        if (asked := self._asked(where, info)) is None:
+            return self._read(where, info, at)
+        behind = at + asked.rows
+        made_from = (at, behind) if asked.reads_own else (0, at)
+        if info.role != "both":
+            item = PlacedItem(info=info, runs=(), asked=(at, behind), made_from=made_from)
+            return _Placed(item=item, start=at, stop=behind, is_predicted=True)
+        read = self._read(where, info, behind)
+        ids = read.ids
+        if ids is not None:
+            ids = np.concatenate([np.full(asked.rows, self.tokenizer.placeholder(info.modality)), ids])
+        item = attrs.evolve(read.item, asked=(at, behind), made_from=made_from)
+        return _Placed(item=item, start=at, stop=read.stop, ids=ids, is_predicted=True)
+
+    def _asked(self, where: Callable[[], str], info: ItemInfo) -> MadeItem | None:
+        """Return how a sample holds an item that is to be made, None for one that is only read."""
+        reads, makes = info.modality in self.rows, info.modality in self.made
+        role = info.role or ("input" if reads else "output")
+        if role == "input" and reads:
+            return None
+        for wanted, has, verb, noun in (
+            (role != "output", reads, "reads", "encoder"),
+            (role != "input", makes, "makes", "generator"),
+        ):
+            if wanted and not has:
+                raise DataError(
+                    f"{where()}: {info.modality} {info.index}",
+                    expected=f"an item that the model {verb}, as its role is {role!r}",
+                    got=f"a model with no {noun} of modality {info.modality!r}",
+                    fix="Add one, or give the item another role.",
+                )
+        return self.made[info.modality]
+
+    def _read(self, where: Callable[[], str], info: ItemInfo, at: int) -> _Placed:
+        """Place an item that an encoder reads."""
+        stop = at + _rows(where, info, self.rows[info.modality])
+        grid = _grid(where, info, stop - at, self.grids)
+        if info.modality not in self.patterns:
+            return _Placed(item=PlacedItem(info=info, runs=((at, stop),), grid=grid), start=at, stop=stop)
+        pattern, placeholder = self.patterns[info.modality](info.size), self.tokenizer.placeholder(info.modality)
+        ids, runs = _item(where, info, pattern, stop - at, placeholder, self.tokenizer)
+        item = PlacedItem(info=info, runs=tuple((at + start, at + end) for start, end in runs), grid=grid)
+        return _Placed(item=item, start=at, stop=at + len(ids), ids=ids)
+
+
+@attrs.frozen(kw_only=True)
+class _Placed:
+    """An item, and the rows of its sample that stand for it: those of its encoder, those that call for it, and text.
+
+    Args:
+        item: the item.
+        start: the first row.
+        stop: the row behind the last.
+        ids: of these rows; None where all are its placeholder's.
+        is_predicted: whether the first row is, as text is; the others never are.
+    """
+
+    item: PlacedItem
+    start: int
+    stop: int
+    ids: NDArray[np.int64] | None = None
+    is_predicted: bool = False
+
+
 def lay_out(
     dataset: Dataset,
     sample: int,
@@ -156,137 +347,9 @@ def lay_out(
     patterns: Patterns = _NO_PATTERNS,
     made: Made = _NO_MADE,
 ) -> SampleLayout:
-    """Return the layout of one sample, at most ``max_tokens`` long.
-
-    A longer sample is cut at its end, but never inside an item: an item that does not fit whole is left out with
-    everything after it. Where the dataset says at which ids it may end, it is cut at the last of these that fits, and
-    to nothing if none does. Each position is labelled with the token after it where that is text (the end is text, and
-    so is the first row of what is to be made; what lies between an item's rows isn't); the last one has no label.
-
-    Args:
-        dataset: asked for ``tokens``, ``infos``, ``where`` and, if it has them, ``weights`` and ``ends`` only.
-        sample: number of the sample.
-        tokenizer: names the placeholder of each modality in ``rows`` and ``made``.
-        rows: for each modality that the model reads, the rows of an item by its size; 0 is legal.
-        max_tokens: limit of S.
-        grids: of the modalities whose rows may lie in a grid, that of an item by its size; its product is its rows.
-        patterns: of the modalities whose items have text between their rows, what an item is by its size, in order:
-            counts of rows, which add up to its rows, and texts.
-        made: for each modality that the model makes, how a sample holds an item of it.
-
-    Raises:
-        DataError: placeholders and items do not match, a modality is not read or made by the model, an item's size is
-            refused by ``rows``, an id is not the tokenizer's, or a weight is no finite number from 0 on.
-        PluginError: an item's grid or its pattern is not as many rows as ``rows`` says, or a text of the pattern holds
-            a placeholder.
-    """
-    where = dataset.where(sample)
-    ids = np.asarray(dataset.tokens(sample), dtype=np.int64)
-    infos = tuple(dataset.infos(sample))
-    modalities = {tokenizer.placeholder(modality): modality for modality in (*rows, *made)}
-    marks = _is_any(ids, modalities).nonzero()[0].tolist()
-    _check(where, ids, marks, infos, modalities, tokenizer.vocabulary)
-    weights = read_weights(dataset, sample, len(ids))
-    placing = _Placing(tokenizer=tokenizer, rows=rows, grids=grids, patterns=patterns, made=made)
-
-    waiting = {
-        modality: iter([info for info in infos if info.modality == modality]) for modality in modalities.values()
-    }
-    pieces: list[NDArray[np.int64]] = [ids[:0]]
-    widths: list[int | None] = [None]
-    """Of each piece, how many rows the one id of an item is; None for text."""
-    items: list[PlacedItem] = []
-    predicted: list[bool] = []
-    """Of each placeholder whether it is predicted as text is."""
-    silent: list[tuple[int, int]] = []
-    """Runs of rows that aren't."""
-    length = 0
-    truncated = False
-    for piece, modality in _pieces(ids, marks, modalities):
-        room = max_tokens - length
-        if modality is None:
-            placed, width = piece[:room], None
-            truncated = len(piece) > room
-        else:
-            placed, item = placing.place(where, next(waiting[modality]), int(piece[0]), at=length)
-            predicted.append(item.asked is not None)
-            width = len(placed)
-            if truncated := width > room:
-                break
-            items.append(item)
-            silent.append((length + predicted[-1], length + width))
-        pieces.append(placed)
-        widths.append(width)
-        length += len(placed)
-        if truncated:
-            break
-    tokens = np.concatenate(pieces)
-    if truncated and (ends := ends_of(dataset, sample)) is not None:
-        rows_of_ids = np.concatenate(
-            [
-                np.ones_like(piece) if width is None else np.array([width])
-                for piece, width in zip(pieces, widths, strict=True)
-            ]
-        )
-        kept = max((end for end in ends if end <= len(rows_of_ids)), default=0)
-        tokens = tokens[: rows_of_ids[:kept].sum()]
-        items = items[: sum(mark < kept for mark in marks)]
-    if weights is not None:
-        was_silent = [mark for number, mark in enumerate(marks) if number >= len(predicted) or not predicted[number]]
-        weights = label_weights(
-            weights,
-            was_text=_without(len(ids), [(mark, mark + 1) for mark in was_silent]),
-            is_text=_without(len(tokens), silent),
-        )
-    return SampleLayout(
-        sample=sample,
-        tokens=tokens,
-        labels=_labels(tokens, silent),
-        items=tuple(items),
-        truncated=truncated,
-        weights=weights,
-    )
-
-
-def place_item(
-    where: str,
-    info: ItemInfo,
-    *,
-    at: int,
-    tokenizer: Tokenizer,
-    rows: Rows,
-    grids: Grids = _NO_GRIDS,
-    patterns: Patterns = _NO_PATTERNS,
-    made: Made = _NO_MADE,
-) -> tuple[NDArray[np.int64], PlacedItem]:
-    """Return the ids that stand for one item from a position on, and where it lies; see `lay_out`.
-
-    Args:
-        where: place of its sample, for messages.
-        info: of the item.
-        at: the position.
-        tokenizer: names its placeholder.
-        rows: as in `lay_out`, like all that follow.
-        grids: likewise.
-        patterns: likewise.
-        made: likewise.
-    """
-    placing = _Placing(tokenizer=tokenizer, rows=rows, grids=grids, patterns=patterns, made=made)
-    return placing.place(where, info, tokenizer.placeholder(info.modality), at=at)
-
-
-def _pieces(
-    ids: NDArray[np.int64], marks: Iterable[int], modalities: Mapping[int, str]
-) -> Iterator[tuple[NDArray[np.int64], str | None]]:
-    """Yield runs of text, with None, and single placeholders, with their modality, in order."""
-    start = 0
-    for at in marks:
-        if start < at:
-            yield ids[start:at], None
-        yield ids[at : at + 1], modalities[int(ids[at])]
-        start = at + 1
-    if start < len(ids):
-        yield ids[start:], None
+    """Return the layout of one sample by `LayoutRules`; for the arguments see there, and `LayoutRules.lay_out`."""
+    rules = LayoutRules(tokenizer=tokenizer, rows=rows, grids=grids, patterns=patterns, made=made)
+    return rules.lay_out(dataset, sample, max_tokens=max_tokens)
 
 
 def _is_any(ids: NDArray[np.int64], wanted: Collection[int]) -> NDArray[np.bool_]:
@@ -297,78 +360,23 @@ def _is_any(ids: NDArray[np.int64], wanted: Collection[int]) -> NDArray[np.bool_
     return first
 
 
-def _without(count: int, runs: Iterable[tuple[int, int]]) -> NDArray[np.bool_]:
-    """Tell of each of so many rows whether it lies in none of some runs."""
-    found = np.ones(count, dtype=np.bool_)
-    for start, stop in runs:
-        found[start:stop] = False
+def _of_the_next(own: NDArray[N], silent: Iterable[tuple[int, int]], nothing: int) -> NDArray[N]:
+    """Return of each row what the next one has; ``nothing`` if that lies in a run of rows that aren't predicted."""
+    found = np.empty_like(own)
+    found[:-1], found[-1:] = own[1:], nothing
+    for start, stop in silent:
+        if stop:
+            found[max(start - 1, 0) : stop - 1] = nothing
     return found
 
 
-def _labels(tokens: NDArray[np.int64], silent: Iterable[tuple[int, int]]) -> NDArray[np.int64]:
-    """Return of each row the token behind it, unless that lies in a run of rows that aren't predicted."""
-    labels = np.empty_like(tokens)
-    labels[:-1], labels[-1:] = tokens[1:], NO_LABEL
-    for start, stop in silent:
-        if stop:
-            labels[max(start - 1, 0) : stop - 1] = NO_LABEL
-    return labels
-
-
-@attrs.frozen(kw_only=True)
-class _Placing:
-    """Lays out items; for the arguments see `lay_out`."""
-
-    tokenizer: Tokenizer
-    rows: Rows
-    grids: Grids
-    patterns: Patterns
-    made: Made
-
-    def place(self, where: str, info: ItemInfo, placeholder: int, *, at: int) -> tuple[NDArray[np.int64], PlacedItem]:
-        """Return the ids that stand for an item from a position on, and the item."""
-        asked = self._asked(where, info)
-        if asked is None:
-            return self._read(where, info, placeholder, at)
-        behind = at + asked.rows
-        ids = np.full(asked.rows, placeholder, dtype=np.int64)
-        item = PlacedItem(info=info, runs=())
-        if info.role == "both":
-            own, item = self._read(where, info, placeholder, behind)
-            ids = np.concatenate([ids, own])
-        made_from = (at, behind) if asked.reads_own else (0, at)
-        return ids, attrs.evolve(item, asked=(at, behind), made_from=made_from)
-
-    def _asked(self, where: str, info: ItemInfo) -> MadeItem | None:
-        """Return how a sample holds an item that is to be made, None for one that is only read."""
-        reads, makes = info.modality in self.rows, info.modality in self.made
-        role = info.role or ("input" if reads else "output")
-        for wanted, has, verb, noun in (
-            (role != "output", reads, "reads", "encoder"),
-            (role != "input", makes, "makes", "generator"),
-        ):
-            if wanted and not has:
-                raise DataError(
-                    f"{where}: {info.modality} {info.index}",
-                    expected=f"an item that the model {verb}, as its role is {role!r}",
-                    got=f"a model with no {noun} of modality {info.modality!r}",
-                    fix="Add one, or give the item another role.",
-                )
-        return None if role == "input" else self.made[info.modality]
-
-    def _read(self, where: str, info: ItemInfo, placeholder: int, at: int) -> tuple[NDArray[np.int64], PlacedItem]:
-        """Return the same of an item that an encoder reads."""
-        count = _rows(where, info, self.rows[info.modality])
-        ids, runs = np.full(count, placeholder, dtype=np.int64), [(0, count)]
-        if info.modality in self.patterns:
-            pattern = self.patterns[info.modality](info.size)
-            ids, runs = _item(f"{where}: {info.modality} {info.index}", pattern, count, placeholder, self.tokenizer)
-        places = tuple((at + start, at + stop) for start, stop in runs)
-        return ids, PlacedItem(info=info, runs=places, grid=_grid(where, info, count, self.grids))
-
-
 def _item(
-    where: str, pattern: Sequence[str | int], count: int, placeholder: int, tokenizer: Tokenizer
+    where: Callable[[], str],
+    info: ItemInfo,
+    pattern: Sequence[str | int],
+    count: int,
+    placeholder: int,
+    tokenizer: Tokenizer,
 ) -> tuple[NDArray[np.int64], list[tuple[int, int]]]:
     """Return the ids of an item with text between its rows, and begin and end of each run of rows in them."""
     ids: list[int] = []
@@ -382,7 +390,7 @@ def _item(
     found = sum(stop - start for start, stop in runs)
     if found != count or ids.count(placeholder) != count:
         raise PluginError(
-            where,
+            f"{where()}: {info.modality} {info.index}",
             expected=f"a pattern of the {count} rows that its encoder says it becomes, and text without placeholders",
             got=f"{found} rows, and {ids.count(placeholder) - found} placeholders in its text",
             fix="Make rows() and pattern() agree.",
@@ -390,7 +398,7 @@ def _item(
     return np.array(ids, dtype=np.int64), runs or [(0, 0)]
 
 
-def _rows(where: str, info: ItemInfo, rows: Callable[[tuple[int, ...]], int]) -> int:
+def _rows(where: Callable[[], str], info: ItemInfo, rows: Callable[[tuple[int, ...]], int]) -> int:
     """Return the rows of an item; an encoder that refuses its size does not know the sample, so it is named here."""
     try:
         count = rows(info.size)
@@ -398,7 +406,7 @@ def _rows(where: str, info: ItemInfo, rows: Callable[[tuple[int, ...]], int]) ->
         raise
     except ValueError as error:
         raise DataError(
-            where,
+            where(),
             expected=f"items that the {info.modality} encoder takes",
             got=f"{info.modality} {info.index} of size {info.size}: {error}",
         ) from error
@@ -408,37 +416,18 @@ def _rows(where: str, info: ItemInfo, rows: Callable[[tuple[int, ...]], int]) ->
     return count
 
 
-def _grid(where: str, info: ItemInfo, count: int, grids: Grids) -> Grid | None:
+def _grid(where: Callable[[], str], info: ItemInfo, count: int, grids: Grids) -> Grid | None:
     if info.modality not in grids:
         return None
     grid = grids[info.modality](info.size)
     if grid is not None and math.prod(grid) != count:
         raise PluginError(
-            f"{where}: encoder of modality {info.modality!r}",
+            f"{where()}: encoder of modality {info.modality!r}",
             expected=f"a grid of the {count} rows that it says an item of size {info.size} becomes",
             got=f"{grid} from its grid()",
             fix="Make rows() and grid() agree.",
         )
     return grid
-
-
-def _check(
-    where: str,
-    ids: NDArray[np.int64],
-    marks: Sequence[int],
-    infos: Sequence[ItemInfo],
-    modalities: Mapping[int, str],
-    vocabulary: int,
-) -> None:
-    if sorted(modalities[int(ids[mark])] for mark in marks) != sorted(info.modality for info in infos):
-        raise _unmatched(where, ids, infos, modalities)
-    if len(ids) and ids.view(np.uint64).max() >= vocabulary:  # so seen, an id below 0 is a large one
-        raise DataError(
-            where,
-            expected=f"token ids from 0 to {vocabulary - 1}",
-            got=str(ids[(ids < 0) | (ids >= vocabulary)][0]),
-            fix="Check that the data was made with this tokenizer.",
-        )
 
 
 def _unmatched(

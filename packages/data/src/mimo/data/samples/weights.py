@@ -90,21 +90,6 @@ def read_weights(dataset: Dataset, sample: int, ids: int) -> NDArray[np.float32]
     return weights.astype(np.float32)
 
 
-def label_weights(
-    weights: NDArray[np.float32], *, was_text: NDArray[np.bool_], is_text: NDArray[np.bool_]
-) -> NDArray[np.float32]:
-    """Return for each row ``[S]`` of a sample the weight of its label, the token after it; 0 where there is none.
-
-    Args:
-        weights: of each id of the sample.
-        was_text: which of these are text, and no placeholder.
-        is_text: ``[S]`` which rows are; they are the same text, or the beginning of it.
-    """
-    own = np.zeros(len(is_text), dtype=np.float32)
-    own[is_text] = weights[was_text][: np.count_nonzero(is_text)]
-    return np.append(own[1:], np.float32(0))[: len(own)]
-
-
 def _next_weights(weights: NDArray[np.float32], where: NDArray[np.bool_]) -> NDArray[np.float32]:
     """Return [K, S] of the weights [S] of one sample's labels, each that of the label k + 1 rows later."""
     found = np.zeros(where.shape, dtype=np.float32)

@@ -15,14 +15,13 @@ from numpy.typing import NDArray
 from mimo.data import (
     NEWEST_ORDER,
     Dataset,
+    LayoutRules,
     MadeItem,
     PlacedItem,
     SampleLayout,
     SampleOrder,
     Tokenizer,
     WeightChange,
-    lay_out,
-    place_item,
 )
 from mimo.hooks import DataError, ItemInfo
 from mimo.model import EncoderSpec, Frozen, GeneratorSpec, LanguageModelSpec, Lora, ModuleSpec, Stage
@@ -410,12 +409,12 @@ class Job:
         )
 
     def lay_out(self, dataset: Dataset, sample: int) -> SampleLayout:
-        """Return where every token and item of a sample lies; see `mimo.data.lay_out`.
+        """Return where every token and item of a sample lies; see `mimo.data.LayoutRules`.
 
         Raises:
             DataError: it can't be laid out, or is longer than settings allow.
         """
-        found = lay_out(dataset, sample, max_tokens=self.settings.data.max_tokens, **self._placing)
+        found = self._rules.lay_out(dataset, sample, max_tokens=self.settings.data.max_tokens)
         if found.truncated and self.settings.data.longer == "refuse":
             raise DataError(
                 dataset.where(sample),
@@ -430,27 +429,24 @@ class Job:
 
     def place_item(self, info: ItemInfo, *, at: int) -> tuple[NDArray[np.int64], PlacedItem]:
         """Return the ids that stand for an item of a sequence that is written, and where it lies from a position on."""
-        return place_item("what was written", info, at=at, **self._placing)
+        return self._rules.place(lambda: "what was written", info, at=at)
 
     @cached_property
-    def _placing(self) -> Mapping[str, Any]:
-        """By what `mimo.data.lay_out` places items."""
+    def _rules(self) -> LayoutRules:
         specs = [
             (each.modality, each.spec, each.config)
             for each in self.encoders_of(self.language)
             if isinstance(each.spec, EncoderSpec)
         ]
-        return {
-            "tokenizer": self.tokenizer,
-            "rows": {modality: _by_size(spec.rows, config) for modality, spec, config in specs},
-            "grids": {
-                modality: _by_size(spec.grid, config) for modality, spec, config in specs if spec.grid is not None
-            },
-            "patterns": {
+        return LayoutRules(
+            tokenizer=self.tokenizer,
+            rows={modality: _by_size(spec.rows, config) for modality, spec, config in specs},
+            grids={modality: _by_size(spec.grid, config) for modality, spec, config in specs if spec.grid is not None},
+            patterns={
                 modality: _by_size(spec.pattern, config) for modality, spec, config in specs if spec.pattern is not None
             },
-            "made": {module.modality: module.made_item for module in self.generators},
-        }
+            made={module.modality: module.made_item for module in self.generators},
+        )
 
     def _check_rows(self, encoder: JobModule, layout: SampleLayout, where: str) -> None:
         """Refuse an encoder of a teacher that makes other rows of an item than the one whose places these take.
