@@ -19,7 +19,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from mimo.data import PlacedMicrobatch, SampleSize, read_arrays, sizes_of, sizes_of_arrays
+from mimo.data import PlacedMicrobatch, RecordDataset, SampleLayout, SampleSize, read_arrays, sizes_of, sizes_of_arrays
 from mimo.hooks import ConfigError, DataError
 from mimo.trainer import Job, read_settings, resolve
 from mimo.trainer.commands.main import run
@@ -187,6 +187,72 @@ def test_data_index_says_what_is_laid_out_of_conversations(folder: Path) -> None
         )
 
 
+def laid_out(job: Any) -> list[SampleLayout]:
+    """Return the layouts of all samples."""
+    return [job.lay_out(job.train, sample) for sample in range(len(job.train))]
+
+
+@pytest.mark.parametrize("chats", [False, True])
+def test_data_index_keeps_ids(chats: bool, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With ``--tokens``, texts, weights and where to cut; a run then lays out what it did, and encodes nothing."""
+    words: tuple[str, ...] = ()
+    if chats:
+        write(folder, [{"images": ["wide.png"] * n, "messages": [USER, ANSWER] * n} for n in (1, 2, 3)])
+        use_bytes(folder)
+        words = ("data.max_tokens=120",)
+    before = laid_out(opened(folder, *words))
+    assert index(folder, "--tokens", *words) == 0
+    for asked in ("tokens", "weights", "ends"):
+        monkeypatch.setattr(RecordDataset, asked, None)
+    after = laid_out(opened(folder, *words))
+    assert any(layout.truncated for layout in before)
+    for one, other in zip(before, after, strict=True):
+        for array in ("tokens", "labels", "weights"):
+            assert np.array_equal(getattr(one, array), getattr(other, array)), array
+        assert (one.items, one.truncated) == (other.items, other.truncated)
+
+
+def test_data_index_keeps_ids_beside_broken_samples(folder: Path) -> None:
+    """Which are left out as they are without."""
+    write(folder, [SAMPLES[0], "{", SAMPLES[1]])
+    assert index(folder) == 3
+    before = laid_out(opened(folder, "data.broken=skip"))
+    assert index(folder, "--tokens") == 3
+    after = laid_out(opened(folder, "data.broken=skip"))
+    assert [layout.tokens.tolist() for layout in after] == [layout.tokens.tolist() for layout in before]
+
+
+def test_data_index_takes_kept_ids_away_that_it_does_not_make(folder: Path) -> None:
+    """They may be stale."""
+    assert index(folder, "--tokens") == 0
+    assert (folder / "data" / "train.jsonl.tokens").exists()
+    assert index(folder) == 0
+    assert not (folder / "data" / "train.jsonl.tokens").exists()
+
+
+def test_data_index_refuses_kept_ids_that_are_stale_or_damaged(folder: Path) -> None:
+    """By their file where opening shows it, and by the sample's place where reading does."""
+    path = folder / "data" / "train.jsonl.tokens"
+    assert index(folder, "--tokens", "data.max_tokens=30") == 0
+    old = path.read_bytes()
+    assert index(folder, "--tokens") == 0
+    new = path.read_bytes()
+    path.write_bytes(old)
+    with pytest.raises(DataError, match=r"train\.jsonl\.tokens: .*before a change of data\.max_tokens"):
+        opened(folder)
+    path.write_bytes(new[:-8])
+    with pytest.raises(DataError, match=r"train\.jsonl\.tokens: .*damaged file"):
+        opened(folder)
+    stored = read_arrays(path.with_name(path.name)) if path.write_bytes(new) else None
+    assert stored is not None
+    place = new.index(stored.arrays["id"][:8].tobytes())
+    path.write_bytes(new[:place] + b"\xff" + new[place + 1 :])
+    job = opened(folder)
+    with pytest.raises(DataError, match=r"train\.jsonl:1: .*the ids of sample 0 differ from their checksum"):
+        job.lay_out(job.train, 0)
+    job.lay_out(job.train, len(job.train) - 1)
+
+
 def test_data_index_is_the_same_whatever_becomes_of_longer_samples(folder: Path) -> None:
     """One that is too long for a run isn't broken: other settings may cut it."""
     assert index(folder, "data.longer=refuse") == 0
@@ -242,6 +308,7 @@ def test_data_index_resumes_when_it_was_killed(folder: Path, capsys: pytest.Capt
         (("modules.second.config.patch=4",), ()),
         (("data.chat.system=Be kind",), ()),
         ((), ("--decode",)),
+        (("--tokens",), ()),
     ],
 )
 def test_data_index_takes_no_blocks_that_were_made_otherwise(

@@ -20,6 +20,7 @@ from mimo.data.index.sizes import (
     write_sizes,
 )
 from mimo.data.index.store import IndexFileError, StoredArrays, check_arrays, read_arrays, write_arrays
+from mimo.data.index.tokens import SampleTokens, TokenArrays, arrays_of_tokens, tokens_of_arrays, write_tokens
 
 __all__ = [
     "IndexFileError",
@@ -28,11 +29,14 @@ __all__ = [
     "Origin",
     "SampleSize",
     "SampleSizes",
+    "SampleTokens",
     "StoredArrays",
     "SupportsOrigin",
     "SupportsSizes",
     "SupportsSources",
+    "TokenArrays",
     "arrays_of",
+    "arrays_of_tokens",
     "check_arrays",
     "digest_of_file",
     "digest_of_text",
@@ -42,6 +46,8 @@ __all__ = [
     "sizes_of",
     "sizes_of_arrays",
     "sources_of",
+    "tokens_of_arrays",
     "write_arrays",
     "write_sizes",
+    "write_tokens",
 ]

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from mimo.data.index.place import Origin
 from mimo.data.index.sizes import SampleSize, SampleSizes
+from mimo.data.index.tokens import SampleTokens, TokenArrays
 
 
 class SupportsOrigin(Protocol):
@@ -60,15 +61,17 @@ def sizes_of(dataset: Any, samples: Sequence[int] | NDArray[np.int64]) -> Sample
 
 @attrs.frozen(kw_only=True, eq=False)
 class JoinedSizes:
-    """The sizes of datasets whose samples are numbered one dataset after another.
+    """The sizes of datasets whose samples are numbered one dataset after another, and ids where they are kept.
 
     Args:
         counts: samples of each.
         parts: sizes of each, None of one without an index.
+        tokens: likewise ids; empty where no dataset has any.
     """
 
     counts: tuple[int, ...]
     parts: tuple[SampleSizes | None, ...]
+    tokens: tuple[TokenArrays | None, ...] = ()
     _firsts: tuple[int, ...] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
@@ -77,17 +80,25 @@ class JoinedSizes:
 
     def of(self, sample: int) -> SampleSize | None:
         """Return one sample, None where its dataset has no index; `IndexFileError` as from `SampleSizes`."""
-        sizes, number = self._part(sample)
+        part, number = self._part(sample)
+        sizes = self.parts[part]
         return None if sizes is None else sizes[number]
+
+    def tokens_of(self, sample: int) -> SampleTokens | None:
+        """Return the ids of one sample, None where its dataset's aren't kept; `IndexFileError` if they are damaged."""
+        part, number = self._part(sample)
+        tokens = self.tokens[part] if self.tokens else None
+        return None if tokens is None else tokens[number]
 
     def is_broken(self, sample: int) -> bool:
         """Tell whether a sample is known to be broken."""
-        sizes, number = self._part(sample)
+        part, number = self._part(sample)
+        sizes = self.parts[part]
         return sizes is not None and bool(sizes.broken[number])
 
-    def _part(self, sample: int) -> tuple[SampleSizes | None, int]:
+    def _part(self, sample: int) -> tuple[int, int]:
         part = bisect_right(self._firsts, sample) - 1
-        return self.parts[part], sample - self._firsts[part]
+        return part, sample - self._firsts[part]
 
     def take(self, samples: Sequence[int] | NDArray[np.int64]) -> SampleSizes | None:
         """Return some samples in the order given, None where one has no index; `IndexFileError` likewise."""

@@ -6,7 +6,7 @@ N samples, M items, K numbers of their sizes.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -14,7 +14,15 @@ import attrs
 import numpy as np
 from numpy.typing import NDArray
 
-from mimo.data.index.store import IndexFileError, Pieces, StoredArrays, write_arrays
+from mimo.data.index.store import (
+    IndexFileError,
+    StoredArrays,
+    are_offsets,
+    contradiction,
+    joined_blocks,
+    span_of,
+    write_arrays,
+)
 from mimo.hooks import ItemRole
 
 _Name = TypeVar("_Name", bound=str)
@@ -175,7 +183,7 @@ class SampleSizes:
         Raises:
             IndexFileError: the arrays contradict each other.
         """
-        begin, stop = self._span(self.first_item, sample, len(self.modality))
+        begin, stop = span_of(self.first_item, sample, len(self.modality))
         values: dict[str, Any] = {name: getattr(self, name)[sample].item() for name in _SAMPLES}
         values |= {name: bool(values[name]) for name in ("cut", "broken")}
         return SampleSize(**values, items=tuple(self.item(item) for item in range(begin, stop)))
@@ -204,7 +212,7 @@ class SampleSizes:
         Raises:
             IndexFileError: the arrays contradict each other.
         """
-        begin, stop = self._span(self.first_size, item, len(self.size))
+        begin, stop = span_of(self.first_size, item, len(self.size))
         return ItemSize(
             modality=self._named("modality", item, self.modalities),
             role=self._named("role", item, _ROLES),
@@ -231,12 +239,6 @@ class SampleSizes:
             raise IndexFileError(msg)
         return names[number]
 
-    def _span(self, offsets: NDArray[np.int64], index: int, limit: int) -> tuple[int, int]:
-        begin, stop = offsets[index : index + 2].tolist()
-        if not 0 <= begin <= stop <= limit:
-            raise IndexFileError(_contradiction(begin, stop, limit))
-        return begin, stop
-
 
 def write_sizes(
     path: Path, blocks: Sequence[int], read: Callable[[int], SampleSizes], about: Mapping[str, str]
@@ -252,28 +254,8 @@ def write_sizes(
     Raises:
         OSError: the file can't be written.
     """
-    counts = [(len(block), len(block.modality), len(block.size)) for block in map(read, blocks)]
-    samples, items, sizes = (sum(column) for column in zip(*counts, strict=True))
-
-    def pieces(name: str) -> Iterator[NDArray[Any]]:
-        begin = 0
-        for number in blocks:
-            array = getattr(read(number), name)
-            if name in _OFFSETS:
-                array = array[(number != blocks[0]) :] + begin
-                begin = int(array[-1]) if len(array) else begin
-            yield array
-
-    lengths = {**dict.fromkeys(_SAMPLES, samples), **dict.fromkeys(_ITEMS, items), "size": sizes}
-    lengths |= {"first_item": samples + 1, "first_size": items + 1}
-    write_arrays(
-        path,
-        {
-            name: Pieces(dtype=np.dtype(kind), length=lengths[name], pieces=pieces(name))
-            for name, kind in _KINDS.items()
-        },
-        {"format": FORMAT, "modalities": json.dumps(read(blocks[0]).modalities), **about},
-    )
+    pieces = joined_blocks(blocks, lambda number: arrays_of(read(number)), _KINDS, _OFFSETS)
+    write_arrays(path, pieces, {"format": FORMAT, "modalities": json.dumps(read(blocks[0]).modalities), **about})
 
 
 def arrays_of(sizes: SampleSizes) -> dict[str, NDArray[Any]]:
@@ -287,7 +269,7 @@ def sizes_of_arrays(stored: StoredArrays) -> SampleSizes:
     Raises:
         IndexFileError: it holds other arrays, or such as contradict each other.
     """
-    arrays, about = dict(stored.arrays), stored.about
+    arrays, about = {name: np.asarray(array) for name, array in stored.arrays.items()}, stored.about
     if about.get("format") != FORMAT:
         msg = "it holds no sizes of samples"
         raise IndexFileError(msg)
@@ -303,16 +285,12 @@ def sizes_of_arrays(stored: StoredArrays) -> SampleSizes:
     samples, items = len(found.tokens), len(found.modality)
     wrong += [name for name in _SAMPLES if len(arrays[name]) != samples]
     wrong += [name for name in _ITEMS if len(arrays[name]) != items]
-    wrong += [] if _joins(found.first_item, samples, items) else ["first_item"]
-    wrong += [] if _joins(found.first_size, items, len(found.size)) else ["first_size"]
+    wrong += [] if are_offsets(found.first_item, samples, items) else ["first_item"]
+    wrong += [] if are_offsets(found.first_size, items, len(found.size)) else ["first_size"]
     if wrong:
         msg = f"its arrays contradict each other: {', '.join(wrong)}"
         raise IndexFileError(msg)
     return found
-
-
-def _joins(offsets: NDArray[np.int64], spans: int, length: int) -> bool:
-    return len(offsets) == spans + 1 and offsets[0] == 0 and offsets[-1] == length
 
 
 def _spread(
@@ -323,13 +301,9 @@ def _spread(
     counts = stops - begins
     if min(begins.min(initial=0), counts.min(initial=0)) < 0 or stops.max(initial=0) > limit:
         first = int(np.argmax((begins < 0) | (counts < 0) | (stops > limit)))
-        raise IndexFileError(_contradiction(int(begins[first]), int(stops[first]), limit))
+        raise IndexFileError(contradiction(int(begins[first]), int(stops[first]), limit))
     new = np.zeros(len(counts) + 1, dtype=np.int64)
     np.cumsum(counts, out=new[1:])
     places = np.repeat(begins - new[:-1], counts)
     places += np.arange(len(places))
     return new, places
-
-
-def _contradiction(begin: int, stop: int, limit: int) -> str:
-    return f"its arrays contradict each other: {begin} to {stop} of {limit}"

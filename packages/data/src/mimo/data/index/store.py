@@ -12,7 +12,7 @@ import math
 import os
 import tempfile
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +64,62 @@ class Pieces:
     dtype: np.dtype[Any]
     length: int
     pieces: Iterable[NDArray[Any]]
+
+
+def joined_blocks(
+    blocks: Sequence[int],
+    read: Callable[[int], Mapping[str, NDArray[Any]]],
+    kinds: Mapping[str, str],
+    offsets: Collection[str],
+) -> dict[str, Pieces]:
+    """Return the arrays of blocks one block after another, with one in memory at a time.
+
+    Args:
+        blocks: their numbers, in order; at least one.
+        read: returns the arrays of one of them.
+        kinds: of the arrays to join, by name.
+        offsets: those that count from 0 in each block, with one number more than there are spans: they count on.
+    """
+    lengths = dict.fromkeys(kinds, 0)
+    for block in blocks:
+        arrays = read(block)
+        for name in kinds:
+            lengths[name] += len(arrays[name]) - (name in offsets and block != blocks[0])
+
+    def pieces(name: str) -> Iterator[NDArray[Any]]:
+        begin = 0
+        for block in blocks:
+            array = read(block)[name]
+            if name in offsets:
+                array = array[(block != blocks[0]) :] + begin
+                begin = int(array[-1]) if len(array) else begin
+            yield array
+
+    return {
+        name: Pieces(dtype=np.dtype(kind), length=lengths[name], pieces=pieces(name)) for name, kind in kinds.items()
+    }
+
+
+def are_offsets(offsets: NDArray[np.int64], spans: int, length: int) -> bool:
+    """Tell whether offsets cut so many elements into so many spans, as far as their ends say."""
+    return len(offsets) == spans + 1 and offsets[0] == 0 and offsets[-1] == length
+
+
+def span_of(offsets: NDArray[np.int64], index: int, limit: int) -> tuple[int, int]:
+    """Return where a span begins and stops.
+
+    Raises:
+        IndexFileError: not among ``limit`` elements.
+    """
+    begin, stop = offsets[index : index + 2].tolist()
+    if not 0 <= begin <= stop <= limit:
+        raise IndexFileError(contradiction(begin, stop, limit))
+    return begin, stop
+
+
+def contradiction(begin: int, stop: int, limit: int) -> str:
+    """Return what is wrong with a span that lies outside of what it is cut from."""
+    return f"its arrays contradict each other: {begin} to {stop} of {limit}"
 
 
 def write_arrays(path: Path, arrays: Mapping[str, NDArray[Any] | Pieces], about: Mapping[str, str]) -> None:

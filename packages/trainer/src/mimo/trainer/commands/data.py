@@ -65,6 +65,7 @@ def index(
     /,
     *overrides: str,
     decode: Annotated[bool, Parameter(negative="")] = False,
+    tokens: Annotated[bool, Parameter(negative="")] = False,
     jobs: int = 0,
     evaluation: Annotated[bool, Parameter(negative="")] = False,
 ) -> None:
@@ -77,6 +78,7 @@ def index(
         file: settings in TOML.
         overrides: settings that differ, as key=value.
         decode: decode and prepare every item, too.
+        tokens: keep the tokens' ids, too, so that runs need not encode texts.
         jobs: processes that read; 0: as many as there are cores.
         evaluation: of the held-out samples instead of those to train on.
     """
@@ -110,9 +112,14 @@ def index(
             progress.update(task, description=escape(name), completed=there, total=blocks, refresh=True)
 
         cores = len(os.sched_getaffinity(0))
-        for found in index_sources(job, dataset, jobs=jobs or cores, decodes=decode, on_progress=on_progress):
+        made = index_sources(
+            job, dataset, jobs=jobs or cores, decodes=decode, keeps_tokens=tokens, on_progress=on_progress
+        )
+        for found in made:
             resumed = f" ({found.resumed} blocks were there from an earlier command)" if found.resumed else ""
             console.print(f"{found.name}: {found.path} written{resumed}", markup=False, soft_wrap=True)
+            if found.tokens is not None:
+                console.print(f"{found.name}: {found.tokens} written", markup=False, soft_wrap=True)
             statistics = Statistics.of(found.sizes)
             for part in show_statistics(statistics, job.settings.data.max_tokens):
                 console.print(part)

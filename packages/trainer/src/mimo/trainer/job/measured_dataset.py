@@ -23,6 +23,7 @@ from mimo.data import (
     Origin,
     SampleSize,
     SampleSizes,
+    SampleTokens,
     ends_of,
     is_read_failure,
     load_image,
@@ -65,13 +66,17 @@ class MeasuredDataset:
         self._known = known
         self._end = end
         self._infos = lru_cache(_CACHED_SAMPLES)(self._measured)
+        self._kept = lru_cache(_CACHED_SAMPLES)(self._kept_tokens)
 
     def __len__(self) -> int:
         return len(self._inner)
 
     def tokens(self, sample: int) -> Sequence[int]:
         """Return the ids of a sample."""
-        return [self._end] if self.is_broken(sample) else self._inner.tokens(sample)
+        if self.is_broken(sample):
+            return [self._end]
+        kept = self._kept(sample)
+        return self._inner.tokens(sample) if kept is None else kept.ids  # type: ignore[return-value]  # as a sequence
 
     def parts(self) -> Sequence[DataPart]:
         """Return what the samples are taken from."""
@@ -79,11 +84,17 @@ class MeasuredDataset:
 
     def weights(self, sample: int) -> Sequence[float] | None:
         """Return the weights of a sample's tokens, None if it has none."""
-        return [0.0] if self.is_broken(sample) else weights_of(self._inner, sample)
+        if self.is_broken(sample):
+            return [0.0]
+        kept = self._kept(sample)
+        return weights_of(self._inner, sample) if kept is None else kept.weights  # type: ignore[return-value]  # likewise
 
     def ends(self, sample: int) -> Sequence[int] | None:
         """Return where a sample may be cut, None if anywhere."""
-        return None if self.is_broken(sample) else ends_of(self._inner, sample)
+        if self.is_broken(sample):
+            return None
+        kept = self._kept(sample)
+        return ends_of(self._inner, sample) if kept is None else kept.ends  # type: ignore[return-value]  # likewise
 
     def origin(self) -> Origin | None:
         """Return where the samples come from, None where the dataset doesn't say."""
@@ -152,6 +163,12 @@ class MeasuredDataset:
             ItemInfo(sample=sample, index=item.number, modality=item.modality, size=item.size, role=item.role)
             for item in known.items
         )
+
+    def _kept_tokens(self, sample: int) -> SampleTokens | None:
+        try:
+            return None if self._known is None else self._known.tokens_of(sample)
+        except IndexFileError as error:
+            raise _damaged(self.where(sample), error) from error
 
     def _of_index(self, sample: int) -> SampleSize | None:
         try:

@@ -26,20 +26,22 @@ from mimo.data import (
     Origin,
     PlacedItem,
     SampleSizes,
+    TokenArrays,
     check_arrays,
     digest_of_text,
     origin_of,
     read_arrays,
     sizes_of_arrays,
     sources_of,
+    tokens_of_arrays,
 )
 from mimo.hooks import DataError, ItemInfo
 from mimo.model import EncoderSpec, GeneratorSpec
 from mimo.trainer.config.structure import unstructure
 from mimo.trainer.job.job import JobModule
 
-SIZES, BROKEN = ".sizes", ".broken"
-"""Suffixes of the files of an index: its arrays, and lines of JSON on what is broken."""
+SIZES, TOKENS, BROKEN = ".sizes", ".tokens", ".broken"
+"""Suffixes of the files of an index: its arrays, ids if they are kept, and lines of JSON on what is broken."""
 COMMAND = "Run `mimo data index` with these settings (for held-out samples with --evaluation)"
 EXTREMES = "extremes"
 """Text in the file: numbers of the items with the fewest and the most rows and losses."""
@@ -189,7 +191,26 @@ def open_index(dataset: Dataset, rules: IndexRules, *, skips_broken: bool) -> Jo
     parts = tuple(_open(source, rules, skips_broken=skips_broken) for source in sources)
     if all(part is None for part in parts):
         return None
-    return JoinedSizes(counts=tuple(map(len, sources)), parts=parts)
+    tokens = tuple(
+        None if part is None else _open_tokens(source, rules) for source, part in zip(sources, parts, strict=True)
+    )
+    return JoinedSizes(counts=tuple(map(len, sources)), parts=parts, tokens=tokens)
+
+
+def _open_tokens(dataset: Dataset, rules: IndexRules) -> TokenArrays | None:
+    """Return the ids that are kept of a dataset with an index; their checksums are looked at as they are read."""
+    origin = origin_of(dataset)
+    assert origin is not None, "it has an index"
+    path = index_path(origin, TOKENS)
+    try:
+        stored = read_arrays(path)
+        tokens = tokens_of_arrays(stored)
+    except FileNotFoundError:
+        return None
+    except (OSError, IndexFileError) as error:
+        raise _unreadable(path, error) from error
+    _refuse_stale(path, _changed(stored.about, rules.about(origin), len(tokens) == len(dataset)))
+    return tokens
 
 
 def _open(dataset: Dataset, rules: IndexRules, *, skips_broken: bool) -> SampleSizes | None:
@@ -206,21 +227,11 @@ def _open(dataset: Dataset, rules: IndexRules, *, skips_broken: bool) -> SampleS
         broken, first = json.loads(stored.about[BROKEN_SAMPLES])
     except FileNotFoundError:
         return None
-    except OSError as error:
-        raise DataError(str(path), expected="an index that can be read", got=str(error)) from error
-    except (IndexFileError, KeyError, ValueError) as error:
-        raise DataError(
-            str(path), expected="an index of samples", got=f"a damaged file: {error}", fix=f"{COMMAND} again."
-        ) from error
+    except (OSError, KeyError, ValueError) as error:
+        raise _unreadable(path, error) from error
     if broken and not changed and stored.about.get(ENCODING) != rules.encoding:  # they may take what they refused
         changed = ["the encoders or generators" if rules.made else _CHANGED["encoders"]]
-    if changed:
-        raise DataError(
-            str(path),
-            expected="an index of these data, made with these settings",
-            got=f"one from before a change of {', '.join(changed)}",
-            fix=f"{COMMAND} again, or delete it.",
-        )
+    _refuse_stale(path, changed)
     if broken and not skips_broken:
         raise DataError(
             origin.name,
@@ -230,6 +241,23 @@ def _open(dataset: Dataset, rules: IndexRules, *, skips_broken: bool) -> SampleS
             'again, or set data.broken = "skip".',
         )
     return sizes
+
+
+def _unreadable(path: Path, error: Exception) -> DataError:
+    """Return the refusal of a file of an index that can't be read, or that is damaged."""
+    if isinstance(error, OSError):
+        return DataError(str(path), expected="an index that can be read", got=str(error))
+    return DataError(str(path), expected="an index of samples", got=f"a damaged file: {error}", fix=f"{COMMAND} again.")
+
+
+def _refuse_stale(path: Path, changed: Sequence[str]) -> None:
+    if changed:
+        raise DataError(
+            str(path),
+            expected="an index of these data, made with these settings",
+            got=f"one from before a change of {', '.join(changed)}",
+            fix=f"{COMMAND} again, or delete it.",
+        )
 
 
 def _changed(made: Mapping[str, str], now: Mapping[str, str], is_as_long: bool) -> list[str]:  # noqa: FBT001 - private

@@ -22,20 +22,37 @@ from mimo.data import (
     Dataset,
     IndexFileError,
     Origin,
+    SampleSize,
     SampleSizes,
+    SampleTokens,
+    TokenArrays,
     arrays_of,
+    arrays_of_tokens,
     check_arrays,
     digest_of_text,
+    ends_of,
     read_arrays,
     sizes_of_arrays,
+    tokens_of_arrays,
+    weights_of,
     write_arrays,
     write_sizes,
+    write_tokens,
 )
 from mimo.data.index.sizes import FORMAT
 from mimo.hooks import ConfigError
 from mimo.trainer.commands.indexing.examine import examine
 from mimo.trainer.job.job import Job
-from mimo.trainer.job.sample_index import BROKEN, BROKEN_SAMPLES, ENCODING, EXTREMES, SIZES, IndexRules, index_path
+from mimo.trainer.job.sample_index import (
+    BROKEN,
+    BROKEN_SAMPLES,
+    ENCODING,
+    EXTREMES,
+    SIZES,
+    TOKENS,
+    IndexRules,
+    index_path,
+)
 
 BLOCK = 4096
 """Samples of a block."""
@@ -55,6 +72,7 @@ class Blocks:
         rules: of the job.
         about: what the index is made with, see `IndexRules.about`.
         decodes: whether items are decoded and prepared.
+        keeps_tokens: whether the ids of samples are kept, too.
         size: samples of a block.
     """
 
@@ -64,6 +82,7 @@ class Blocks:
     rules: IndexRules
     about: Mapping[str, str]
     decodes: bool
+    keeps_tokens: bool = False
     size: int = BLOCK
 
     @property
@@ -103,8 +122,22 @@ class Blocks:
         lines = b"".join(broken.line() for _, all_broken in found for broken in all_broken)
         sizes = SampleSizes.of(self.rules.modalities, [size for size, _ in found])
         arrays: dict[str, Any] = {**arrays_of(sizes), "lines": np.frombuffer(lines, dtype=np.uint8)}
+        if self.keeps_tokens:
+            samples = zip(self.samples(block), found, strict=True)
+            arrays |= arrays_of_tokens(TokenArrays.of([self._tokens(sample, size) for sample, (size, _) in samples]))
         write_arrays(self._path(block), arrays, self._about(block, sizes))
         return int(np.count_nonzero(sizes.broken))
+
+    def _tokens(self, sample: int, size: SampleSize) -> SampleTokens:
+        """Return the ids of a sample; of one that is broken none, as it is never asked for them."""
+        if size.broken:
+            return SampleTokens(ids=np.zeros(0, dtype=np.int32))
+        weights, ends = weights_of(self.dataset, sample), ends_of(self.dataset, sample)
+        return SampleTokens(
+            ids=np.asarray(self.dataset.tokens(sample), dtype=np.int32),
+            weights=None if weights is None else np.asarray(weights, dtype=np.float64).astype(np.float32),
+            ends=None if ends is None else np.asarray(ends, dtype=np.int32),
+        )
 
     @contextlib.contextmanager
     def held(self) -> Iterator[int]:
@@ -146,12 +179,21 @@ class Blocks:
                 EXTREMES: json.dumps(self._extremes(numbers)),
                 BROKEN_SAMPLES: json.dumps(broken),
             }
+            self._write_tokens(numbers)
             path = index_path(self.origin)
             write_sizes(path, numbers, self.read, about)
             shutil.rmtree(self.folder, ignore_errors=True)
         except OSError as error:
             raise unwritable(self.origin, error) from error
         return sizes_of_arrays(read_arrays(path))
+
+    def _write_tokens(self, numbers: Sequence[int]) -> None:
+        """Write the ids if they are kept; otherwise take away those of an earlier index."""
+        path = index_path(self.origin, TOKENS)
+        if self.keeps_tokens:
+            write_tokens(path, numbers, lambda block: tokens_of_arrays(read_arrays(self._path(block))), self.about)
+        else:
+            path.unlink(missing_ok=True)
 
     def _write_broken(self, numbers: Sequence[int]) -> tuple[int, list[int]]:
         """Write what is broken; return how many samples are, and the first of them."""
@@ -196,7 +238,8 @@ class Blocks:
     @property
     def _made(self) -> dict[str, str]:
         """What blocks are made with, here by all settings of encoders and generators: no sizes are compared."""
-        return {**self.about, ENCODING: self.rules.encoding, "size": str(self.size), "decodes": str(self.decodes)}
+        flags = {"size": self.size, "decodes": self.decodes, "tokens": self.keeps_tokens}
+        return {**self.about, ENCODING: self.rules.encoding, **{name: str(flag) for name, flag in flags.items()}}
 
     def _is_there(self, block: int) -> bool:
         try:

@@ -13,7 +13,7 @@ from mimo.trainer.commands.indexing.blocks import Blocks
 from mimo.trainer.commands.indexing.statistics import Statistics
 from mimo.trainer.commands.indexing.workers import make_blocks
 from mimo.trainer.job.job import Job
-from mimo.trainer.job.sample_index import BROKEN, IndexRules, index_path
+from mimo.trainer.job.sample_index import BROKEN, TOKENS, IndexRules, index_path
 
 OnProgress = Callable[[str, int, int, int], None]
 """Called with a source's name, how many of its blocks are there, of how many, and the broken samples just found."""
@@ -27,6 +27,7 @@ class Indexed:
         name: of the data.
         path: of the index.
         broken: of the file that says what is broken; it is there only where something is.
+        tokens: of the ids; None where they aren't kept.
         sizes: what the index holds.
         resumed: blocks that an earlier command had left.
     """
@@ -34,12 +35,13 @@ class Indexed:
     name: str
     path: Path
     broken: Path
+    tokens: Path | None
     sizes: SampleSizes
     resumed: int
 
 
 def index_sources(
-    job: Job, dataset: Dataset, *, jobs: int, decodes: bool, on_progress: OnProgress
+    job: Job, dataset: Dataset, *, jobs: int, decodes: bool, keeps_tokens: bool, on_progress: OnProgress
 ) -> Iterator[Indexed]:
     """Make the index of each source of a dataset, and yield it.
 
@@ -48,6 +50,7 @@ def index_sources(
         dataset: that of the job to train on, or its held-out one.
         jobs: processes that read.
         decodes: whether items are decoded and prepared by their encoders and generators.
+        keeps_tokens: whether the ids of samples are kept, too.
         on_progress: called when a block is there.
 
     Raises:
@@ -67,7 +70,15 @@ def index_sources(
                 got=repr(job.settings.data.plugin),
                 fix="It needs no index, or its author gives it a method origin().",
             )
-        blocks = Blocks(job=job, dataset=source, origin=origin, rules=rules, about=rules.about(origin), decodes=decodes)
+        blocks = Blocks(
+            job=job,
+            dataset=source,
+            origin=origin,
+            rules=rules,
+            about=rules.about(origin),
+            decodes=decodes,
+            keeps_tokens=keeps_tokens,
+        )
         if made.setdefault(blocks.folder, blocks.about) != blocks.about:
             raise ConfigError(
                 f"data.sources.{name}.index",
@@ -94,6 +105,7 @@ def index_sources(
             name=origin.name,
             path=index_path(origin),
             broken=index_path(origin, BROKEN),
+            tokens=index_path(origin, TOKENS) if keeps_tokens else None,
             sizes=sizes,
             resumed=resumed,
         )

@@ -1,0 +1,128 @@
+"""Ids of samples as flat arrays: read back one by one, written in blocks, and every damage that is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mimo.data.index import (
+    IndexFileError,
+    JoinedSizes,
+    SampleSize,
+    SampleSizes,
+    SampleTokens,
+    TokenArrays,
+    arrays_of_tokens,
+    read_arrays,
+    tokens_of_arrays,
+    write_arrays,
+    write_tokens,
+)
+
+SMALLEST = float(np.finfo(np.float32).tiny)
+
+
+@st.composite
+def samples(draw: st.DrawFn) -> SampleTokens:
+    """Draw the ids of a sample, some with weights, and some with places where they may be cut."""
+    ids = draw(st.lists(st.integers(-1, 1 << 24), max_size=6))
+    weights = draw(st.lists(st.sampled_from([0.0, 1.0, 0.3, SMALLEST]), min_size=len(ids), max_size=len(ids)))
+    ends = draw(st.lists(st.integers(0, 6), max_size=3))
+    return SampleTokens(
+        ids=np.array(ids, dtype=np.int32),
+        weights=np.array(weights, dtype=np.float32) if draw(st.booleans()) else None,
+        ends=np.array(ends, dtype=np.int32) if draw(st.booleans()) else None,
+    )
+
+
+PARTS = st.lists(st.lists(samples(), min_size=1, max_size=4), min_size=1, max_size=3)
+SOME = [
+    SampleTokens(ids=np.array([5, 6, 7], dtype=np.int32), weights=np.array([0, 1, 1], dtype=np.float32)),
+    SampleTokens(ids=np.array([8], dtype=np.int32), ends=np.array([1], dtype=np.int32)),
+]
+
+
+def plain(tokens: SampleTokens) -> tuple[list[int] | list[float] | None, ...]:
+    """Return the numbers of a sample."""
+    found = (tokens.ids, tokens.weights, tokens.ends)
+    return tuple(None if array is None else array.tolist() for array in found)
+
+
+def written(parts: Sequence[Sequence[SampleTokens]], path: Path) -> TokenArrays:
+    """Return the ids of blocks, read from their file."""
+    blocks = [TokenArrays.of(part) for part in parts]
+    write_tokens(path, range(len(blocks)), blocks.__getitem__, {"data": "digest"})
+    stored = read_arrays(path)
+    assert stored.about == {"format": "mimo tokens 1", "data": "digest"}
+    return tokens_of_arrays(stored)
+
+
+@settings(deadline=None, max_examples=50)
+@given(PARTS)
+def test_data_index_tokens_are_those_of_the_samples(
+    tmp_path_factory: pytest.TempPathFactory, parts: list[list[SampleTokens]]
+) -> None:
+    """A file of some blocks holds all that they were made of, to the bit."""
+    tokens = written(parts, tmp_path_factory.mktemp("tokens") / "a.tokens")
+    assert [plain(tokens[sample]) for sample in range(len(tokens))] == [plain(one) for part in parts for one in part]
+    assert {tokens[sample].ids.dtype for sample in range(len(tokens))} == {np.dtype(np.int32)}
+
+
+def test_data_index_tokens_are_found_by_dataset() -> None:
+    """Of several, whose samples are numbered one dataset after another; None of one whose ids aren't kept."""
+    sizes = SampleSizes.of((), [SampleSize(tokens=1, ids=1, targets=0, weight=0.0)] * 2)
+    joined = JoinedSizes(counts=(2, 2, 2), parts=(sizes, sizes, None), tokens=(None, TokenArrays.of(SOME), None))
+    found = [joined.tokens_of(sample) for sample in range(6)]
+    assert [None if one is None else plain(one) for one in found] == [None, None, *map(plain, SOME), None, None]
+    assert JoinedSizes(counts=(2,), parts=(sizes,)).tokens_of(1) is None
+
+
+@pytest.mark.parametrize("name", ["id", "run", "run_weight", "end"])
+def test_data_index_tokens_with_a_wrong_bit_are_refused(name: str, tmp_path: Path) -> None:
+    """When their sample is read: the others are sound."""
+    arrays = arrays_of_tokens(TokenArrays.of([*SOME, *SOME]))
+    arrays[name].view(np.int32)[0] ^= 1 << 20
+    write_arrays(tmp_path / "a.tokens", arrays, {})
+    tokens = tokens_of_arrays(read_arrays(tmp_path / "a.tokens"))
+    wrong = int(name == "end")
+    with pytest.raises(IndexFileError, match=f"the ids of sample {wrong} differ from their checksum"):
+        tokens[wrong]
+    assert [plain(tokens[sample]) for sample in (2, 3)] == [plain(one) for one in SOME]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "wrong"),
+    [
+        ("check", [0], "first_id, first_run, first_end"),
+        ("id", [5], "first_id"),
+        ("first_id", [0, 4], "first_id"),
+        ("first_end", [1, 1, 2], "first_end"),
+        ("run_weight", [], "run, run_weight"),
+    ],
+)
+def test_data_index_tokens_that_contradict_are_refused(
+    name: str, values: list[int], wrong: str, tmp_path: Path
+) -> None:
+    """At opening, where lengths show it."""
+    arrays = arrays_of_tokens(TokenArrays.of(SOME))
+    arrays[name] = np.array(values, dtype=arrays[name].dtype)
+    write_arrays(tmp_path / "a.tokens", arrays, {})
+    with pytest.raises(IndexFileError, match=f"contradict each other: {wrong}$"):
+        tokens_of_arrays(read_arrays(tmp_path / "a.tokens"))
+
+
+def test_data_index_tokens_of_another_file_are_refused(tmp_path: Path) -> None:
+    """One that lacks an array, or has offsets that lead out of it."""
+    arrays = arrays_of_tokens(TokenArrays.of(SOME))
+    write_arrays(tmp_path / "a.tokens", {"id": arrays["id"]}, {})
+    with pytest.raises(IndexFileError, match=r"lacks what ids of samples have \(KeyError\('first_id'\)\)"):
+        tokens_of_arrays(read_arrays(tmp_path / "a.tokens"))
+    arrays["first_id"][1] = 9
+    write_arrays(tmp_path / "b.tokens", arrays, {})
+    with pytest.raises(IndexFileError, match="contradict each other: 0 to 9 of 4"):
+        tokens_of_arrays(read_arrays(tmp_path / "b.tokens"))[0]
