@@ -32,7 +32,8 @@ STEP_BYTES = 7 * 4
 """Of each number: four read and three written by AdamW."""
 SCALE = 0.999
 """What gradients are multiplied by, as `MimoOptimizer` divides them by labels and clips them."""
-AIM = (">=", 0.9)
+AIM, WIDER_AIM = (">=", 0.95), (">=", 0.9)
+"""Of one thread with gradients as they are, and of all else."""
 
 
 class Flat:
@@ -122,7 +123,9 @@ def measure(rounds: int) -> Found:
             "ours": f"{what}, fused AdamW on one buffer / ours",
             "ours, scaled": f"{what}, gradients scaled in both, fused AdamW on one buffer / ours",
         }
-        aims |= dict.fromkeys(names.values(), AIM)
+        aims |= dict.fromkeys(names.values(), WIDER_AIM)
+        if threads == 1:
+            aims[names["ours"]] = AIM
         flat, ours, theirs = Flat(), Ours(), None
         beside = f"{what}, DeepSpeed's CPU Adam / ours"
         try:
