@@ -99,6 +99,7 @@ def test_a_run_directory_holds_config_plan_metrics_pictures_and_checkpoints(digi
     """Each in the form that others read."""
     config = tomllib.loads((digits_run / "config.toml").read_text())
     assert config["run"]["steps"] == STEPS
+    assert config["run"]["tf32"] is False, "what decides how products round belongs to the record"
     assert config["modules"]["language"]["tp"] == 2
     assert Plan.from_json((digits_run / "plan.json").read_text()).actors
     for name in ("loss.png", "captions.png"):
@@ -106,6 +107,7 @@ def test_a_run_directory_holds_config_plan_metrics_pictures_and_checkpoints(digi
             assert len(set(picture.convert("L").tobytes())) > 10, f"{name} is blank"
     for step in (10, STEPS):
         manifest = json.loads((digits_run / "checkpoints" / f"step_{step:08d}" / "manifest.json").read_text())
+        assert manifest["body"]["config"]["run"]["tf32"] is False
         common = manifest["body"]["common"]
         assert {key: value for key, value in common.items() if key.startswith("progress.")} == {
             "progress.step": step,

@@ -42,14 +42,14 @@ def job(tmp_path: Path) -> Callable[..., Job]:
     return lambda *overrides, **more: resolve(make_settings(table, overrides), **more)
 
 
-def reported(job: Job, seconds: float = 2.0) -> Any:
+def reported(job: Job, seconds: float = 2.0, device: torch.device = CPU) -> Any:
     """Return the metrics of the language model in a step of so many seconds over all samples."""
     assert job.train is not None
     data = StepData.cut(job, job.train, range(4), microbatches=job.microbatches)
     layouts = [layout for microbatch in data.microbatches for layout in microbatch.layouts]
     samples = SampleStats.of_layouts(job, layouts)
     assert samples.labels == LABELS
-    return FlopsReport(job, device=CPU).of(samples, seconds=seconds).get("language")
+    return FlopsReport(job, device=device).of(samples, seconds=seconds).get("language")
 
 
 def layers_forward() -> int:
@@ -146,6 +146,41 @@ def test_a_module_whose_plugin_counts_no_flops_is_left_out(job: Callable[..., Jo
 def test_peaks_of_well_known_gpus(name: str, precision: Precision, tera: float) -> None:
     """By the words of their names; what only looks like one of them is unknown."""
     assert known_peak(name, precision) == tera * 1e12
+
+
+@pytest.mark.parametrize(
+    ("name", "tera"),
+    [
+        ("NVIDIA H200", 494.5),
+        ("NVIDIA H100 80GB HBM3", 494.5),
+        ("NVIDIA H100 PCIe", 378),
+        ("NVIDIA H100 NVL", 417.5),
+        ("NVIDIA A100-SXM4-80GB", 156),
+        ("Tesla V100-SXM2-16GB", 15.7),
+        ("NVIDIA A100-SXM4-80GB MIG 1g.10gb", 0),
+    ],
+)
+def test_products_in_fp32_that_read_tf32_have_a_peak_of_their_own(name: str, tera: float) -> None:
+    """Of dense products; a GPU without TF32 has the one of fp32, and bf16 has its own either way."""
+    assert known_peak(name, "fp32", tf32=True) == tera * 1e12
+    assert known_peak(name, "bf16", tf32=True) == known_peak(name, "bf16")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "tera"),
+    [
+        ((), 67),
+        (("run.tf32=true",), 494.5),
+        (("run.tf32=true", "run.precision=bf16", "optimizer.plugin=distributed"), 989),
+    ],
+)
+def test_shares_are_of_the_peak_of_what_products_read(
+    overrides: tuple[str, ...], tera: float, job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With `run.tf32` the share is not that of a peak that products in fp32 exceed."""
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda _device: "NVIDIA H200")
+    found = reported(job(*overrides), device=torch.device("cuda", 0))
+    assert found.mfu == pytest.approx(found.model_flops / (tera * 1e12))
 
 
 def test_settings_go_before_what_is_known_of_a_gpu(job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> None:
