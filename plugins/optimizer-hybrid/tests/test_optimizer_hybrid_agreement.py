@@ -71,7 +71,7 @@ def fraction_of(module: ModuleOptimizer) -> float:
 def find_fractions(rank: int) -> dict[str, float]:
     """Build on a rank that finds another balance than the others."""
     given = {"vision": rules("auto"), "language": rules("auto"), "audio": rules(None)}
-    with patch.object(_agreement, "balanced_fraction", lambda _device, _numbers: (rank + 1) / 4):
+    with patch.object(_agreement, "balanced_fraction", lambda _device, _numbers, **_keys: (rank + 1) / 4):
         return {name: fraction_of(module) for name, module in build(rank, given).items()}
 
 

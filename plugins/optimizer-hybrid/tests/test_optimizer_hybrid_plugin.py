@@ -35,6 +35,8 @@ def test_the_plugin_is_found() -> None:
         ),
         ({"bucket_bytes": 63}, "optimizer.bucket_bytes: expected 64 bytes or more, got 63."),
         ({"staging_bytes": -1}, "optimizer.staging_bytes: expected 0 bytes or more, got -1."),
+        ({"threads": -1}, "optimizer.threads: expected 0 threads or more, got -1."),
+        ({"threads": 5000}, "optimizer.threads: expected at most 4096 threads, got 5000."),
         ({"betas": (0.9, 1.0)}, "optimizer.betas: expected two numbers from 0 to below 1, got (0.9, 1.0)."),
     ],
 )

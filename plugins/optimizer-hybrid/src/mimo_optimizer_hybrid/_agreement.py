@@ -16,6 +16,7 @@ from mimo_optimizer_hybrid._balance import balanced_fraction
 from mimo_optimizer_hybrid._config import CpuOffloadConfig
 from mimo_optimizer_hybrid._memory import Asked, Pool, check_host_memory, pools
 from mimo_optimizer_hybrid._readers import Readers, readers_of
+from mimo_optimizer_hybrid._threads import own_cores, share_of_cores
 from mimo_optimizer_hybrid.optimizer import count_numbers, device_of, divide
 
 
@@ -24,7 +25,7 @@ class BuildPlan:
     """By what an optimizer is built.
 
     Args:
-        config: its settings, of which ``fraction`` is a number.
+        config: its settings, of which ``fraction`` and ``threads`` are those that it is to have.
         names: of its parameters, in the order in which they are stepped.
         kept: of the first of them, those that the host holds only if it holds all.
         readers: who wait for them.
@@ -48,6 +49,7 @@ def agree(shares: Sequence[Share], device: torch.device) -> list[BuildPlan]:
     Raises:
         ConfigError: what ranks of a machine hold together is more than its memory; on all ranks.
     """
+    shares = _with_threads(shares, device)
     agreed = [_agreed(share, fraction) for share, fraction in zip(shares, _fractions(shares, device), strict=True)]
     needed = 0
     for share, one in zip(shares, agreed, strict=True):
@@ -90,13 +92,24 @@ def ask_together(needed: int, own: Iterable[Pool], device: torch.device) -> None
     check_host_memory(list(asked.values()), world=len(everybody))
 
 
+def _with_threads(shares: Sequence[Share], device: torch.device) -> list[Share]:
+    """Return the shares with the number of threads of each, whatever its setting leaves to this."""
+    own = own_cores()
+    keys = torch.cat(_gather_rows(torch.tensor([[own.key]]), device)).flatten().tolist()
+    threads = share_of_cores(own, keys)
+    return [
+        attrs.evolve(share, config=attrs.evolve(share.config, threads=share.config.threads or threads))
+        for share in shares
+    ]
+
+
 def _fractions(shares: Sequence[Share], device: torch.device) -> list[float]:
     """Return the fraction of each share: one for all ranks of a module, so that its copies stay equal."""
-    tried = [share.part.parameters for share in shares if share.config.fraction == "auto"]
+    tried = [share for share in shares if share.config.fraction == "auto"]
     best = math.nan
     if tried:
-        numbers = max(count_numbers(parameters.values()) for parameters in tried)
-        best = balanced_fraction(device_of(tried[0]), numbers)
+        numbers = max(count_numbers(share.part.parameters.values()) for share in tried)
+        best = balanced_fraction(device_of(tried[0].part.parameters), numbers, threads=tried[0].config.threads)
     found = torch.cat(_gather_rows(torch.tensor([[best]], dtype=torch.float64), device))
     means = [found[list(share.part.grid.ranks)].nanmean().item() for share in shares]
     given = [share.config.fraction for share in shares]

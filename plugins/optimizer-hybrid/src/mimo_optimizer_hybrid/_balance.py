@@ -10,18 +10,20 @@ import torch
 from mimo.optimizer.runtime import fused_adamw
 from mimo_optimizer_hybrid._lane import host_buffer
 from mimo_optimizer_hybrid._tensors import Settings
+from mimo_optimizer_hybrid._threads import host_thread
 
 _NUMBERS = 2**22
 _RUNS = 3
 _SETTINGS = Settings(lr=0.0, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0, scale=1.0)
 
 
-def balanced_fraction(device: torch.device, numbers: int) -> float:
+def balanced_fraction(device: torch.device, numbers: int, *, threads: int) -> float:
     """Return the share of the host at which its step, copies included, takes as long as the device's.
 
     Args:
         device: of the parameters.
         numbers: of all parameters; no more than these are tried.
+        threads: on which the host steps.
     """
     count = max(min(numbers, _NUMBERS), 1)
     here = host_buffer(4 * count, device).chunk(4)
@@ -31,7 +33,9 @@ def balanced_fraction(device: torch.device, numbers: int) -> float:
         here[1].copy_(there[1], non_blocking=True)
         there[0].copy_(here[0], non_blocking=True)
 
-    copies, stepped = _seconds(copy, device), _seconds(lambda: _step(here), device)
+    with host_thread(threads) as thread:
+        stepped = thread.submit(_seconds, lambda: _step(here), device).result()
+    copies = _seconds(copy, device)
     host = stepped + copies if device.type == "cpu" else max(stepped, copies)
     own = _seconds(lambda: _step(there), device)
     return own / (own + host)

@@ -11,17 +11,17 @@ from mimo.optimizer import AdamWConfig
 from mimo_optimizer_distributed.sharding import Sharding
 from mimo_optimizer_hybrid._limits import BUCKET_BYTES, STAGING_BYTES, check_fraction
 
-_MAX_BYTES = 1 << 40
+_MAX_BYTES, _MAX_THREADS = 1 << 40, 4096
 
 
 def _share(_config: CpuOffloadConfig, _attribute: object, fraction: float | Literal["auto"]) -> None:
     check_fraction(fraction)
 
 
-def _bytes(low: int) -> list[Validator]:
+def _within(low: int, high: int, unit: str) -> list[Validator]:
     return [
-        must_be(f"{low} bytes or more", lambda value: value >= low, where="optimizer"),
-        must_be(f"at most {_MAX_BYTES} bytes", lambda value: value <= _MAX_BYTES, where="optimizer"),
+        must_be(f"{low} {unit} or more", lambda value: value >= low, where="optimizer"),
+        must_be(f"at most {high} {unit}", lambda value: value <= high, where="optimizer"),
     ]
 
 
@@ -34,6 +34,8 @@ class CpuOffloadConfig(AdamWConfig, Sharding):
             ``auto`` makes both halves take equally long, by trial steps of all the module's ranks as the run begins.
         bucket_bytes: of parameters that are stepped, sent up and waited for together.
         staging_bytes: host memory for gradients on their way down, at least two buckets.
+        threads: on which the host steps, for each rank; 0 for the cores that a rank may use, divided by the ranks that
+            may use the same.
         overlap: whether the next step's layers run while the host still steps, each waiting for its own parameters.
 
     Raises:
@@ -41,6 +43,7 @@ class CpuOffloadConfig(AdamWConfig, Sharding):
     """
 
     fraction: float | Literal["auto"] = attrs.field(default=1.0, validator=_share)
-    bucket_bytes: int = attrs.field(default=BUCKET_BYTES, validator=_bytes(64))
-    staging_bytes: int = attrs.field(default=STAGING_BYTES, validator=_bytes(0))
+    bucket_bytes: int = attrs.field(default=BUCKET_BYTES, validator=_within(64, _MAX_BYTES, "bytes"))
+    staging_bytes: int = attrs.field(default=STAGING_BYTES, validator=_within(0, _MAX_BYTES, "bytes"))
+    threads: int = attrs.field(default=0, validator=_within(0, _MAX_THREADS, "threads"))
     overlap: bool = True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Self
 
 import attrs
@@ -18,6 +18,7 @@ from mimo_optimizer_hybrid._buckets import Piece, Span
 from mimo_optimizer_hybrid._lane import Lane, bytes_of, host_buffer
 from mimo_optimizer_hybrid._staging import Staging
 from mimo_optimizer_hybrid._tensors import Settings, shaped_like, sight
+from mimo_optimizer_hybrid._threads import host_thread
 
 
 @attrs.define(kw_only=True, eq=False)
@@ -86,6 +87,7 @@ class HostHalf:
         most: elements of a staging buffer.
         staging: number of staging buffers.
         device: of the parameters.
+        threads: on which its thread computes.
     """
 
     def __init__(
@@ -96,6 +98,7 @@ class HostHalf:
         most: int,
         staging: int,
         device: torch.device,
+        threads: int,
     ) -> None:
         self._device = device
         self._members: dict[int, list[int]] = {}
@@ -117,7 +120,7 @@ class HostHalf:
         self._job: Future[None] | None = None
         self._error: BaseException | None = None
         # Its thread is joined as the interpreter exits: a step that runs then comes to its end.
-        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="mimo-hybrid")
+        self._thread = host_thread(threads)
 
     @torch.no_grad()
     def _hold(self, parameters: Sequence[Tensor]) -> list[HostParameter]:

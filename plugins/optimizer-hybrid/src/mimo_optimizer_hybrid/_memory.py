@@ -58,13 +58,13 @@ def pools(root: Path = Path("/")) -> list[Pool]:
     Args:
         root: where ``proc`` and ``sys`` lie.
     """
-    machine = _read(root / "proc" / "sys" / "kernel" / "random" / "boot_id") or platform.node()
-    found = [Pool(key=_key(machine), free=_available(root / "proc" / "meminfo"))]
+    machine = machine_of(root)
+    found = [Pool(key=key_of(machine), free=_available(root / "proc" / "meminfo"))]
     for folder, version in _control_groups(root):
         free = version.free(folder)
         if free is not None:
             # Two containers may each call their own group the root; its number is the kernel's.
-            found.append(Pool(key=_key(machine, version.limit, str(folder.stat().st_ino)), free=free))
+            found.append(Pool(key=key_of(machine, version.limit, str(folder.stat().st_ino)), free=free))
     return found
 
 
@@ -160,7 +160,13 @@ def _read(path: Path) -> str:
         return ""
 
 
-def _key(*names: str) -> int:
+def machine_of(root: Path = Path("/")) -> str:
+    """Return what the processes of this machine call it, and no others."""
+    return _read(root / "proc" / "sys" / "kernel" / "random" / "boot_id") or platform.node()
+
+
+def key_of(*names: str) -> int:
+    """Return a number of 64 bits that is the same in every process that has these names."""
     digest = hashlib.blake2b("\0".join(names).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big", signed=True)
 

@@ -65,6 +65,7 @@ def _build(parameters: Mapping[str, nn.Parameter], agreed: BuildPlan, _meshes: A
         weight_decay=config.weight_decay,
         kept=agreed.kept,
         overlaps=agreed.overlaps,
+        threads=config.threads,
         ask=lambda _bytes: None,  # all ranks have asked together
     )
     for readers in agreed.readers:

@@ -53,6 +53,7 @@ class HybridDeviceOptimizer(torch.optim.Optimizer):
         weight_decay: times the learning rate.
         kept: of the first parameters, those that the host holds only if it holds all, by ``fraction`` = 1.
         overlaps: whether `step` returns early.
+        threads: on which the host steps; None for as many as torch computes with where the optimizer is made.
         ask: receives the bytes of host memory that are about to be taken, and may refuse.
 
     Raises:
@@ -80,14 +81,16 @@ class HybridDeviceOptimizer(torch.optim.Optimizer):
         weight_decay: float = 0.01,
         kept: int = 0,
         overlaps: bool = False,
+        threads: int | None = None,
         ask: Callable[[int], None] = ask_alone,
     ) -> None:
         check_fraction(fraction)
         grouped = group_parameters(parameters)
         device = device_of(grouped.named)
         values = list(grouped.named.values())
+        threads = threads or torch.get_num_threads()
         if fraction == "auto":
-            fraction = balanced_fraction(device, count_numbers(values))
+            fraction = balanced_fraction(device, count_numbers(values), threads=threads)
         division = divide(
             values, fraction=fraction, bucket_bytes=bucket_bytes, staging_bytes=staging_bytes, kept=kept, device=device
         )
@@ -107,7 +110,12 @@ class HybridDeviceOptimizer(torch.optim.Optimizer):
                 "exp_avg_sq": zeros_like(parameter),
             }
         self._host = HostHalf(
-            values[begin:], pieces=division.pieces, most=division.most, staging=division.staging, device=device
+            values[begin:],
+            pieces=division.pieces,
+            most=division.most,
+            staging=division.staging,
+            device=device,
+            threads=threads,
         )
         with torch.no_grad():
             for held in self._host.held:
