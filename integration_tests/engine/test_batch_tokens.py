@@ -15,9 +15,12 @@ from jobs import CPU, make_job
 from numpy.typing import NDArray
 from resuming import begin
 from tables import Table
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from mimo.data import SampleSize, SampleSizes
 from mimo.hooks import ConfigError, DataError
+from mimo.model.runtime import Attention
 from mimo.schedule import Costs, plans_from_json, plans_to_json, simulate
 from mimo.testing import Pool
 from mimo.trainer import Job, Trainer
@@ -83,6 +86,38 @@ def run(rank: int, settings: Table, first: int, last: int) -> list[tuple[int, tu
         found.append((len(trainer.data.microbatches), numbers, info.loss))
     save_step(trainer, state, [], last)
     return found
+
+
+RAGGED_STEPS = 20
+
+
+def rows_of_layers(rank: int, settings: Table) -> list[int]:
+    """Train some steps; return how many rows each call of attention in the language model had, of those with any."""
+    trainer, _, _ = begin(rank, settings, "")
+    found: list[int] = []
+
+    def note(module: nn.Module, inputs: tuple[Any, ...]) -> None:
+        if isinstance(module, Attention) and len(inputs[0]):
+            found.append(len(inputs[0]))
+
+    with register_module_forward_pre_hook(note):
+        for step in range(1, RAGGED_STEPS + 1):
+            trainer.train(step)
+    return found
+
+
+def test_ragged_microbatches_come_in_as_few_sizes_as_their_rows_are_rounded_to(settings: Table, pool: Pool) -> None:
+    """One, where the multiple is that of the longest; a quarter of it makes four at most, and no rounding many."""
+    most = settings["run"]["micro_tokens"]
+    sizes = {}
+    for multiple in (1, most // 4, most):
+        rounded = on(settings, 1, steps=RAGGED_STEPS)
+        rounded["modules"]["language"]["round_rows"] = multiple
+        (sizes[multiple],) = pool.run(1, rows_of_layers, rounded)
+        assert len(sizes[multiple]) >= RAGGED_STEPS
+    assert len(set(sizes[1])) > 4
+    assert {*sizes[most // 4]} <= {most // 4, most // 2, most * 3 // 4, most}
+    assert set(sizes[most]) == {most}
 
 
 def test_a_run_resumes_at_its_cursor_on_other_lanes_and_with_other_microbatches(settings: Table, pool: Pool) -> None:
