@@ -134,7 +134,15 @@ class _Config:
     """None."""
 
 
-def make_job(case: Case, *, pictures: bool, optimizer: Mapping[str, Any], steps: int = 1000, **run: Any) -> Job:
+def make_job(
+    case: Case,
+    *,
+    pictures: bool,
+    optimizer: Mapping[str, Any],
+    steps: int = 1000,
+    logging: Mapping[str, Any] = MappingProxyType({}),
+    **run: Any,
+) -> Job:
     """Resolve a job on one rank in bf16.
 
     Args:
@@ -142,6 +150,7 @@ def make_job(case: Case, *, pictures: bool, optimizer: Mapping[str, Any], steps:
         pictures: whether an encoder reads pictures before the text.
         optimizer: its settings beside rate and clipping.
         steps: of the run.
+        logging: settings of `logging`.
         run: further settings of `run`.
     """
     size = size_of(case)
@@ -166,5 +175,6 @@ def make_job(case: Case, *, pictures: bool, optimizer: Mapping[str, Any], steps:
         "tokenizer": {"plugin": "word", "words": words},
         "optimizer": {"lr": 1e-4, "clip": 1.0, **optimizer},
         "modules": modules,
+        "logging": dict(logging),
     }
     return resolve(read_settings(settings), find=find)

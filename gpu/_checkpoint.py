@@ -21,8 +21,9 @@ from mimo.trainer import Trainer
 
 STEPS, TINY_STEPS = 5, 2
 """Between saves, and without one."""
-STALL = 1.0
-"""Seconds that a save may take of training, of 12 GB."""
+STALL, FIRST_STALL, SIZE = 1.0, 10.0, 12e9
+"""Seconds for which a save may stall training, and the first one, which takes page-locked memory for all of it; and how
+many bytes one has at least."""
 ABOUT: Mapping[str, Any] = {"config": {}, "topology": {}}
 
 
@@ -83,6 +84,7 @@ def test(case: Case) -> Found:
     if failure is not None:
         return Found(figures={}, wrong=[f"the checkpoint was not written: {failure}"])
     wrong = _read_back(folder, training, saved)
+    weights = sum(value.nbytes for _, value in tensors_of(training.trainer.model_state()))
     training.trainer.close()
     size = sum(value.nbytes for value in saved.values())
     figures = {
@@ -93,11 +95,26 @@ def test(case: Case) -> Found:
         "seconds a step": {"nothing written": without, "while it is written": beside},
         f"seconds until it was written, after {count} steps": waited,
     }
-    if case.is_cuda and not again < STALL:
-        wrong.append(f"training stalls for {again:.3g} s, allowed {STALL:g}")
+    wrong += bounds_missed(case, size=size, weights=weights, first=first, again=again)
     if not case.is_cuda:
         figures["left out"] = "the stall is not judged: nothing is copied from a device"
     return Found(figures=figures, wrong=wrong)
+
+
+def bounds_missed(case: Case, *, size: int, weights: int, first: float, again: float) -> list[str]:
+    """Return the bounds that were missed: of bytes, and on a GPU of seconds for which two saves stall training."""
+    wrong = []
+    least = max(3 * weights, 0 if case.tiny else SIZE)
+    if size < least:
+        wrong.append(f"{size} bytes are saved, at least {least:.0f} expected: weights and two moments of each")
+    if case.is_cuda:
+        stalls = {"the first save": (first, FIRST_STALL), "a save": (again, STALL)}
+        wrong += [
+            f"{name} stalls training for {took:.3g} s, allowed {most:g}"
+            for name, (took, most) in stalls.items()
+            if not took < most
+        ]
+    return wrong
 
 
 def _read_back(folder: Path, training: Training, saved: Mapping[str, Tensor]) -> list[str]:

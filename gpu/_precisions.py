@@ -1,12 +1,16 @@
-"""Fifty steps in bf16 or fp16 beside the same in fp32, on one device: losses, an evaluation, what is held in memory."""
+"""Fifty steps in bf16, fp16 or TF32 beside the same in fp32, on one device: losses, an evaluation, what is held."""
 
 from __future__ import annotations
 
 import math
 import sys
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
+import attrs
 import numpy as np
+import torch
 from _case import Case, Found, alone, run
 from jobs import make_job
 from tables import Table, table
@@ -20,8 +24,10 @@ STEPS, TINY_STEPS = 50, 6
 MEAN, WORST, EVALUATION = 0.01, 0.05, 0.02
 LEARNT = 0.98
 """Of its first loss, which the mean of a run's last five must be below."""
+ROUNDED = 1e-5
+"""By how much of itself a product in fp32 is off at most; with TF32, which reads 10 bits of a fraction, by more."""
 _RATE = 3e-3
-_SCALE = 64.0
+_OWN: Mapping[str, Mapping[str, Any]] = MappingProxyType({"fp16": {"loss_scale": 64.0}, "tf32": {"tf32": True}})
 
 
 def test(case: Case) -> Found:
@@ -30,11 +36,38 @@ def test(case: Case) -> Found:
     settings = table({"vision": on(0, 0), "language": on(0, 0)}, microbatches=2)
     settings["run"]["steps"] = steps
     settings["optimizer"]["lr"] = _RATE
-    scale: dict[str, Any] = {"loss_scale": _SCALE} if precision == "fp16" else {}
+    reduced = in_precision(settings, "fp32" if precision == "tf32" else precision, **_OWN.get(precision, {}))
     with alone(case) as process:
-        single = _trained(case, settings, steps, process)
-        half = _trained(case, in_precision(settings, precision, **scale), steps, process)
-    return _compare(case, single, half)
+        single, off = _trained(case, settings, steps, process), product_error(case)
+        half, off_reduced = _trained(case, reduced, steps, process), product_error(case)
+    found = _compare(case, single, half)
+    if precision != "tf32":
+        return found
+    products = {"fp32": off, "TF32": off_reduced}
+    return attrs.evolve(
+        found,
+        figures={**found.figures, "products apart from float64": products},
+        wrong=[*found.wrong, *odd_products(case, **products)],
+    )
+
+
+def product_error(case: Case) -> float:
+    """Return by how much of itself a product in fp32 is off that of float64, as torch multiplies just now."""
+    draw = torch.Generator().manual_seed(0)
+    one, other = (torch.randn(256, 256, generator=draw).to(case.device) for _ in range(2))
+    exact = one.double() @ other.double()
+    return float(((one @ other).double() - exact).norm() / exact.norm())
+
+
+def odd_products(case: Case, **off: float) -> list[str]:
+    """Return which products round and should not, or don't and should: on CPUs none does."""
+    rounds = {name: name == "TF32" and case.is_cuda for name in off}
+    return [
+        f"products in {name} are off by {share:.3g} of themselves, expected {'more' if rounds[name] else 'less'} than "
+        f"{ROUNDED:g}"
+        for name, share in off.items()
+        if (share > ROUNDED) != rounds[name]
+    ]
 
 
 def _trained(case: Case, settings: Table, steps: int, process: ProcessInfo) -> Ran:
@@ -73,4 +106,4 @@ def _compare(case: Case, single: Ran, half: Ran) -> Found:
 
 
 if __name__ == "__main__":
-    sys.exit(run(test, options={"precision": {"choices": ("bf16", "fp16"), "required": True}}))
+    sys.exit(run(test, options={"precision": {"choices": ("bf16", "fp16", "tf32"), "required": True}}))

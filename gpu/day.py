@@ -72,9 +72,10 @@ def run_one(test: DayTest, plan: Plan, *, seconds: float) -> Result:
         written, log = Path(scratch) / "found.json", Path(scratch) / "log.txt"
         words = [sys.executable, str(HERE / test.program), "--device", plan.device, "--folder", scratch]
         words += ["--write", str(written), *(["--tiny"] if plan.tiny else []), *test.words]
+        environ = {name: value for name, value in plan.environ.items() if name not in test.without}
         with log.open("wb") as output:
             process = subprocess.Popen(  # noqa: S603  # our own program
-                words, cwd=ROOT, env=dict(plan.environ), stdout=output, stderr=output, start_new_session=True
+                words, cwd=ROOT, env=environ, stdout=output, stderr=output, start_new_session=True
             )
             try:
                 process.wait(seconds)
@@ -197,7 +198,10 @@ def _stoppable() -> Iterator[None]:
 
 
 def environ_of(site: Path, digits: Path) -> dict[str, str]:
-    """Return the environment of tests: what is carried comes first, and products of float32 are not rounded to TF32."""
+    """Return the environment of tests: what is carried comes first, and products of float32 are not rounded to TF32.
+
+    The test of TF32 itself does without that.
+    """
     found = {name: value for name, value in os.environ.items() if name not in _LAUNCHERS}
     tests = [str(folder) for folder in sorted((ROOT / "integration_tests").glob("*/"))]
     paths = [str(site), str(HERE), *tests, *filter(None, [found.get("PYTHONPATH")])]

@@ -142,6 +142,26 @@ def test_a_checkpoint_is_read_back_bit_by_bit(tmp_path: Path) -> None:
     assert found.figures["left out"].startswith("the stall is not judged")
 
 
+@pytest.mark.parametrize(
+    ("device", "keys", "words"),
+    [
+        ("cuda:0", {}, []),
+        ("cuda:0", {"first": 10.5}, ["the first save stalls training for 10.5 s, allowed 10"]),
+        ("cuda:0", {"again": 1.5}, ["a save stalls training for 1.5 s, allowed 1"]),
+        ("cpu", {"first": 10.5, "again": 1.5}, []),
+        ("cpu", {"weights": 5 * 10**9}, ["13000000000 bytes are saved, at least 15000000000 expected: "]),
+        ("cpu", {"size": 11 * 10**9}, ["11000000000 bytes are saved, at least 12000000000 expected: "]),
+    ],
+)
+def test_a_checkpoint_is_judged_by_its_size_and_its_stalls(device: str, keys: dict[str, Any], words: list[str]) -> None:
+    """The stall of the first one too; on a GPU alone, where there is something to copy from."""
+    full = attrs.evolve(case_of(device=device), tiny=False)
+    usual = {"size": 13 * 10**9, "weights": 4 * 10**9, "first": 5.0, "again": 0.2}
+    found = _checkpoint.bounds_missed(full, **{**usual, **keys})
+    assert len(found) == len(words)
+    assert all(line.startswith(start) for line, start in zip(found, words, strict=True)), found
+
+
 def test_a_checkpoint_with_other_bits_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of one number in one tensor, as where it was changed before it was copied."""
     save = _checkpoint.Training.save
@@ -204,12 +224,15 @@ def test_rates_are_judged_on_a_gpu() -> None:
     busy, lazy = ([DeviceEvent(KERNEL, 0, end), DeviceEvent(UP, 0, 10)] for end in (9, 8))
     theirs = [turn(100, busy, 0)] * 3
     good = [turn(110, busy, 105), turn(100, busy, 105), turn(90, busy, 105)]
-    assert _throughput.bounds_missed(good, theirs, 100) == []
-    assert _throughput.bounds_missed([turn(95, lazy, 111)] * 3, theirs, 100) == [
+    assert _throughput.bounds_missed(good, theirs, 100, compiled=False) == []
+    assert _throughput.bounds_missed([turn(95, lazy, 111)] * 3, theirs, 100, compiled=False) == [
         "no kernel runs in 0.2 of the time of ours, allowed 0.15",
         "ours has 0.95 times the rows a second of transformers, at least 1",
         "ours holds 111 bytes at most, estimated 100, allowed 0.1 of that apart",
     ]
+    for held, compiled, fits in ((111, True, False), (109, True, True), (50, True, True), (89, False, False)):
+        missed = _throughput.bounds_missed([turn(110, busy, held)] * 3, theirs, 100, compiled=compiled)
+        assert (missed == []) == fits, "what is compiled may hold less, and no more"
     figures = _throughput.figures_of(good, good[0])
     assert figures["rows a second"] == 100
     assert figures["share of the device's peak (MFU)"] == pytest.approx(0.3)

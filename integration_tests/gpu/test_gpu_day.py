@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 from _carried import DIGITS
 from _results import LOGS, MAX_LOG_BYTES, RESULTS, SUMMARY
@@ -88,6 +89,22 @@ def test_a_test_that_fails_is_reported_and_the_others_still_run(
     assert code == 1
     assert [line["status"] for line in lines] == [status, "passed"]
     assert any(why in line for line in lines[0]["why"]), lines[0]
+
+
+def test_a_test_does_without_what_it_names_of_the_environment(tmp_path: Path) -> None:
+    """The others have it."""
+    asks = "import os; sys.exit('LANG_OF_DAY' not in os.environ)"
+    without = attrs.evolve(writes(tmp_path, "without", asks), without=("LANG_OF_DAY",))
+    plan = Plan(
+        tests=[writes(tmp_path, "with", asks), without],
+        device="cpu",
+        tiny=True,
+        out=tmp_path,
+        seconds=60,
+        environ={**os.environ, "LANG_OF_DAY": "1"},
+    )
+    run_all(plan, about=[])
+    assert [line["status"] for line in lines_of(tmp_path)] == ["passed", "failed"]
 
 
 def test_one_that_cannot_even_begin_has_failed(tmp_path: Path) -> None:
