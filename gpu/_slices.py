@@ -101,7 +101,8 @@ SLICES: Mapping[str, tuple[DayTest, ...]] = MappingProxyType(
             DayTest(
                 name="synchronisations",
                 program="_census.py",
-                bound="one that the test makes itself is found, by its own line; each of a step has a file and line",
+                bound="one that the test makes itself is found, by its own line; each of a step has a file and line; "
+                "on a GPU at most three a step, and one for each microbatch and layer of experts",
             ),
             DayTest(
                 name="items sent",

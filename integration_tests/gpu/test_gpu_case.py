@@ -11,6 +11,7 @@ from typing import Any
 import _census
 import _families
 import _layouts
+import attrs
 import pytest
 import torch
 from _case import Case, Found, alone, name_of, noting
@@ -78,6 +79,17 @@ def test_one_census_that_fails_leaves_the_others(tmp_path: Path, monkeypatch: py
     found: Found = _census.test(case_of(tmp_path))
     assert [*found.figures] == ["counted", "b"]
     assert found.wrong == ["a: RuntimeError: no such kernel"]
+
+
+def test_a_step_that_waits_more_often_than_it_may_fails_on_a_gpu(tmp_path: Path) -> None:
+    """More than three times, and once for each microbatch and layer of experts."""
+    on_cpu = case_of(tmp_path)
+    on_gpu = attrs.evolve(on_cpu, device=torch.device("cuda"))
+    for name, most in {"vit and decoder": 3, "experts": 7, "hybrid": 5}.items():
+        enough, more = Counter({"mimo/a.py:1": most * 10}), Counter({"mimo/a.py:1": most * 10, "mimo/b.py:2": 5})
+        assert _census.missed_by(on_gpu, name, enough, 10) == _census.missed_by(on_cpu, name, more, 10) == []
+        line = f"{name}: {most}.5 synchronisations a step, more than {most}"
+        assert _census.missed_by(on_gpu, name, more, 10) == [line]
 
 
 @pytest.mark.parametrize("late", [False, True])

@@ -12,9 +12,10 @@ It changes the process that it is used in: one that ends after it.
 from __future__ import annotations
 
 import sys
+import threading
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from types import FrameType
 from typing import Any, Self
 from unittest.mock import patch
@@ -45,10 +46,12 @@ _INDEXING = frozenset(
 
 @attrs.frozen
 class Wait:
-    """What had the host wait, or would fail: its kind, and the line of ours that asked for it."""
+    """What had the host wait, or would fail: its kind, the line of ours that asked for it, and in which thread."""
 
     kind: str
     place: str
+    thread: str = ""
+    """Its name; empty for the one that trains."""
 
 
 class OnDevice(Tensor):
@@ -68,6 +71,13 @@ class OnDevice(Tensor):
         )
         made.held = held
         return made
+
+    def untyped_storage(self) -> torch.UntypedStorage:
+        """Return what has the numbers: FSDP2 gives its memory away and takes it again."""
+        return self.held.untyped_storage()
+
+    def record_stream(self, _stream: object) -> None:
+        """Do nothing: all is done at once."""
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
@@ -123,7 +133,8 @@ def _kind(func: Any, args: Any, kwargs: Any) -> str:
 
 
 def _copying(non_blocking: object, x: Tensor, *, source: bool, target: bool) -> str:
-    if source == target or (non_blocking and (source or hasattr(x, "is_page_locked"))):
+    is_locked = hasattr(x if x._base is None else x._base, "is_page_locked")
+    if source == target or (non_blocking and (source or is_locked)):
         return ""
     return "copy to the device" if target else "copy to the host"
 
@@ -147,10 +158,82 @@ class _Functions(TorchFunctionMode):
             self._note("number")
             return func(args[0].held, *args[1:], **kwargs)
         if func is Tensor.pin_memory:  # which a machine without accelerators doesn't have
-            locked = args[0].clone()
-            locked.is_page_locked = True
-            return locked
+            return _lock(args[0].clone())
+        if kwargs.pop("pin_memory", False):
+            return _lock(func(*args, **kwargs))
         return func(*args, **kwargs)
+
+
+def _lock(x: Tensor) -> Tensor:
+    """Return what is to be taken for page-locked memory."""
+    locked: Any = x
+    locked.is_page_locked = True
+    return x
+
+
+class _Stream:
+    """Where copies and sums would run beside computations: all is done at once, and nothing waits for it."""
+
+    note: Callable[[str], None]
+
+    def __init__(self, device: Any = NAME, **_options: Any) -> None:
+        self.device = torch.device(device)
+
+    def __enter__(self) -> Self:
+        """Do nothing."""
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        """Do nothing."""
+
+    def wait_event(self, _event: object) -> None:
+        """Return at once."""
+
+    def wait_stream(self, _stream: object) -> None:
+        """Return at once."""
+
+    def record_event(self, event: object = None) -> object:
+        """Return one that is reached."""
+        return event or _Event(self.note)
+
+
+@attrs.frozen
+class _Event:
+    """What has been reached; who waits for it on the host is noted."""
+
+    note: Callable[[str], None]
+
+    def wait(self, _stream: object = None) -> None:
+        """Have the device wait, not the host."""
+
+    def synchronize(self) -> None:
+        """Note that the host waits."""
+        self.note("event")
+
+
+class _Handle:
+    """What ``torch.cuda`` is of GPUs."""
+
+    Stream = _Stream
+
+    @staticmethod
+    def current_device() -> int:
+        """Return the only one."""
+        return 0
+
+    @staticmethod
+    def current_stream(_device: object = None) -> _Stream:
+        """Return a stream."""
+        return _Stream()
+
+    @staticmethod
+    def stream(stream: Any) -> Any:
+        """Return a context in which operations go to a stream."""
+        return stream or nullcontext()
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the CPU has."""
+        return getattr(torch.cpu, name)
 
 
 class _Operations(TorchDispatchMode):
@@ -186,12 +269,22 @@ def accelerator(own: str = "") -> Iterator[tuple[torch.device, Counter[Wait]]]:
     waits: Counter[Wait] = Counter()
 
     def note(kind: str) -> None:
-        waits[Wait(kind, _place(sys._getframe(2), own))] += 1
+        thread = threading.current_thread()
+        name = "" if thread is threading.main_thread() else thread.name
+        waits[Wait(kind, _place(sys._getframe(2), own), name)] += 1
 
-    known = collectives._backends
+    def run(thread: threading.Thread) -> None:
+        with _Functions(note), _Operations(note):
+            begin(thread)
+
+    known, begin = collectives._backends, threading.Thread.run
     with ExitStack() as stack:
         stack.enter_context(patch.object(collectives, "_backends", lambda group: {**known(group), NAME: "gloo"}))
-        stack.enter_context(patch.object(torch, NAME, torch.cpu, create=True))  # where recomputation looks for its own
+        stack.enter_context(patch.object(torch, NAME, _Handle(), create=True))  # where recomputation looks for its own
+        stack.enter_context(patch.object(threading.Thread, "run", run))
+        stack.enter_context(patch.object(_Stream, "note", staticmethod(note), create=True))
+        stack.enter_context(patch.object(torch, "Stream", _Stream))
+        stack.enter_context(patch.object(torch.accelerator, "current_stream", _Handle.current_stream))
         stack.enter_context(_Functions(note))
         stack.enter_context(_Operations(note))
         yield torch.device(NAME, 0), waits

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import attrs
 import pytest
@@ -15,7 +16,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mimo.hooks import ConfigError, PluginError
 from mimo.model import DECODER, DecoderConfig, EncoderSpec, check_module
-from mimo.model.runtime import NO_LABEL, LanguageBatch, Part, TensorAxis, build_part, gradient_of, local
+from mimo.model.layers import Router
+from mimo.model.runtime import (
+    NO_LABEL,
+    Dispatch,
+    ExpertAxis,
+    LanguageBatch,
+    Part,
+    TensorAxis,
+    build_part,
+    gradient_of,
+    local,
+)
 from mimo.topology import Grid, Recompute
 
 WAYS: tuple[Recompute, ...] = ("none", "selective", "full")
@@ -153,6 +165,35 @@ def _check_counts(_rank: int) -> None:
 def test_nothing_is_computed_more_often_than_it_must(run_ranks: Callable[..., list[Any]]) -> None:
     """Of four layers each runs once more where all is recomputed, split or not; no product does where a part is."""
     run_ranks(1, _check_counts)
+
+
+def _check_ways(_rank: int) -> None:
+    part, ways = _build(EXPERTS, "full"), list[Dispatch]()
+    decide, choose = Dispatch.of.__func__, Router.forward  # type: ignore[attr-defined]  # a class method has one
+
+    def of(cls: type[Dispatch], *given: Any, **named: Any) -> Dispatch:
+        ways.append(decide(cls, *given, **named))
+        return ways[-1]
+
+    def choose_others(router: Router, x: Tensor) -> Any:
+        choices = choose(router, x)
+        return attrs.evolve(choices, experts=(choices.experts + 1) % EXPERTS.experts)
+
+    with patch.object(Dispatch, "of", classmethod(of)), patch.object(ExpertAxis, "swap_counts", autospec=True) as swap:
+        swap.side_effect = lambda _axis, counts: counts
+        loss = _loss(part, _batch())
+        with patch.object(Router, "forward", choose_others):
+            loss.backward()
+    first, second, *repeated = ways
+    assert len(repeated) == swap.call_count == EXPERTS.layers - EXPERTS.dense_layers
+    for one, again in zip((second, first), repeated, strict=True):
+        assert torch.equal(one.order, again.order)
+        assert one.counts == again.counts
+
+
+def test_rows_go_to_the_same_experts_again(run_ranks: Callable[..., list[Any]]) -> None:
+    """Even if a router, whose rows differ by rounding, now would choose others; sizes are exchanged once."""
+    run_ranks(1, _check_ways)
 
 
 def _kept(config: DecoderConfig, way: Recompute, *, splits_backward: bool = False) -> int:

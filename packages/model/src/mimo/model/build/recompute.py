@@ -2,7 +2,8 @@
 
 PyTorch's checkpoints, without their random numbers: layers draw by keys of rows, which are set once more. Collectives
 inside are repeated by all ranks of their groups: a method is computed again up to the last tensor that it saves, which
-is the same place on every rank as long as no rank saves fewer tensors because it has fewer rows.
+is the same place on every rank as long as no rank saves fewer tensors because it has fewer rows. Rows go to the experts
+that they went to, and nothing is exchanged or waited for to say how many they are (`Decisions`).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mimo.hooks import PluginError
 from mimo.model.draws import DrawKeys
+from mimo.model.parallel import Decisions
 
 
 def recompute(methods: Iterable[Callable[..., Any]], *, name: str, keys: DrawKeys) -> None:
@@ -66,19 +68,22 @@ def _again(method: Callable[..., Any]) -> Callable[..., Any]:
     def run(part: nn.Module, *given: Any, **named: Any) -> Any:
         if not torch.is_grad_enabled():
             return method(part, *given, **named)
-        repeated = method if torch.compiler.is_compiling() else _with_keys(method, part)
+        repeated = method if torch.compiler.is_compiling() else _repeatable(method, part)
         return checkpoint(repeated, part, *given, use_reentrant=False, preserve_rng_state=False, **named)
 
     return run
 
 
-def _with_keys(method: Callable[..., Any], part: Any) -> Callable[..., Any]:
-    """Return the method with the keys of now whenever it runs. In a graph they are values like any others."""
+def _repeatable(method: Callable[..., Any], part: Any) -> Callable[..., Any]:
+    """Return the method with the keys of now, and what it decides first, whenever it runs.
+
+    In a graph keys are values like any others, and nothing is decided.
+    """
     keys: DrawKeys = part.draw_keys
-    drawn = keys.now
+    drawn, decisions = keys.now, Decisions()
 
     def run(*given: Any, **named: Any) -> Any:
-        with keys.at(drawn):
+        with keys.at(drawn), decisions.at():
             return method(*given, **named)
 
     return run

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from mimo.model.parallel.collectives import linear
+from mimo.model.parallel.decisions import decided
 from mimo.model.parallel.expert import ExpertAxis
 
 
@@ -53,15 +54,23 @@ class Dispatch:
 
     @classmethod
     def of(cls, chosen: Tensor, *, experts: int, axis: ExpertAxis) -> Dispatch:
-        """Return the ways of rows that chose ``chosen`` [n, k] of ``experts``; counts are exchanged, and waited for."""
+        """Return the ways of rows that chose ``chosen`` [n, k] of ``experts``; counts are exchanged, and waited for.
+
+        Where a forward is computed again they go as they went, whatever they would choose now, and nothing is waited
+        for.
+        """
         held = experts // axis.ep
-        shards = torch.arange(axis.etp, device=chosen.device)
-        ranks = (chosen // held * axis.etp).unsqueeze(2) + shards  # [n, k, etp]
-        keys = (ranks * held + (chosen % held).unsqueeze(2)).flatten()
+
+        def decide() -> tuple[Tensor, Tensor, list[int]]:
+            shards = torch.arange(axis.etp, device=chosen.device)
+            ranks = (chosen // held * axis.etp).unsqueeze(2) + shards  # [n, k, etp]
+            keys = (ranks * held + (chosen % held).unsqueeze(2)).flatten()
+            mine = counts_of(keys, axis.size * held).view(axis.size, held)
+            others = axis.swap_counts(mine)
+            return keys, others, torch.cat((mine.sum(1), others.sum(1), others.sum(0))).tolist()
+
+        keys, others, sizes = decided(decide)
         order = keys.argsort(stable=True)
-        mine = counts_of(keys, axis.size * held).view(axis.size, held)
-        others = axis.swap_counts(mine)
-        sizes = torch.cat((mine.sum(1), others.sum(1), others.sum(0))).tolist()
         received = sizes[axis.size : 2 * axis.size]
         regroup = None
         if axis.size > 1 and held > 1:
