@@ -15,7 +15,7 @@ from mimo_transformers.cost.tower import TowerCost
 from mimo_transformers.family import HfEncoderConfig, quiet
 from mimo_transformers.tower.trial import build_encoder
 from mimo_transformers.whole.config import HfImagesConfig
-from mimo_transformers.whole.encoder import SIZE
+from mimo_transformers.whole.encoder import SIZE, size_of
 from mimo_transformers.whole.trial import build_images
 
 ConfigT = TypeVar("ConfigT")
@@ -53,7 +53,7 @@ def images_cost(
 
         def item(size: tuple[int, int]) -> dict[str, torch.Tensor]:
             count, *sides = shape(size)
-            return {"pixels": _pixels(count, _COLOURS, *sides), SIZE: torch.tensor(size)}
+            return {"pixels": _pixels(count, _COLOURS, *sides), SIZE: size_of(*size)}
 
         def run(sizes: Sequence[tuple[int, int]]) -> object:
             return encoder([item(size) for size in sizes])

@@ -26,9 +26,14 @@ _MERGER = "merger"
 _BLANK = (64, 64)
 
 
+def size_of(height: int, width: int) -> Tensor:
+    """Return a size as a tensor [height, width, 0]: a shape is known wherever it lies, and numbers are waited for."""
+    return torch.empty(height, width, 0)
+
+
 def prepared(config: HfImagesConfig, image: Any) -> dict[str, Tensor]:
     """Return an image as the encoder takes it."""
-    return {**config.processing.prepare(image), SIZE: torch.tensor([image.height, image.width])}
+    return {**config.processing.prepare(image), SIZE: size_of(image.height, image.width)}
 
 
 def blank(size: tuple[int, ...] = _BLANK) -> Any:
@@ -88,7 +93,7 @@ class HfImages(nn.Module):
     def rows_of(self, items: Sequence[Mapping[str, Tensor]]) -> Tensor:
         """Return the rows [T, H] of at least one image."""
         like = next(parameter for parameter in self.parameters() if parameter.is_floating_point())
-        sizes = [(height, width) for height, width in (item[SIZE].tolist() for item in items)]
+        sizes = [(height, width) for height, width in (item[SIZE].shape[:2] for item in items)]
         rest = [{key: one for key, one in item.items() if key != SIZE} for item in items]
         given = {key: _on(one, like) for key, one in self._processing.collate(rest, sizes).items()}
         return image_rows(self.projector, given)
