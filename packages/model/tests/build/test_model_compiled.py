@@ -114,7 +114,7 @@ EXPECTED = {
     "dense": (1, set()),
     "experts": (3, {"Moe"}),  # dense ones, and of the others what comes before and behind
     "dropping, selective, lora, split": (2, set()),  # the first layer has no gradient to hand on
-    "hybrid": (4, {"Mamba"}),  # before and behind the scan, and the two others
+    "hybrid": (2, set()),  # those of attention and of dense parts: others are eager whole
 }
 """How many graphs `BATCHES` ragged batches take, and what ends them."""
 
@@ -393,7 +393,9 @@ def test_a_backend_without_what_it_compiles_with_is_refused(monkeypatch: pytest.
 def test_what_of_a_module_is_compiled_is_said() -> None:
     """Its layers, of each what stays eager and why; or why none is."""
     whole: Any = HYBRID.build(attrs.evolve(MAMBA, pattern="ME*-", experts=4), Stage())
-    assert compilation_of(HYBRID, whole, name="language") == Compilation(layers={"HybridLayer": 4}, eager=BREAKS)
+    assert compilation_of(HYBRID, whole, name="language") == Compilation(
+        layers={"HybridLayer": 2}, eager={"MambaLayer": Mamba.stays_eager, "MoeLayer": Moe.stays_eager}
+    )
     for spec, why in (
         (attrs.evolve(HYBRID, compiles=False), "the plugin 'hybrid' says that its layers can't be compiled"),
         (attrs.evolve(HYBRID, recompute={}), "the plugin 'hybrid' names no layers, by recompute['full']"),

@@ -59,7 +59,9 @@ def compilation_of(spec: ModuleSpec, module: nn.Module, *, name: str) -> Compila
     layers = [part for part, _ in check_methods(spec.recompute["full"](module), name=name)]
     eager = {type(part).__name__: why for layer in layers for part, why in _eager_parts(layer)}
     compiled = Counter(type(layer).__name__ for layer in layers if not isinstance(layer, StaysEager))
-    return Compilation(layers=dict(compiled), eager=eager if compiled else {"": "; ".join(eager.values())})
+    return Compilation(
+        layers=dict(compiled), eager=eager if compiled else {"": "; ".join(dict.fromkeys(eager.values()))}
+    )
 
 
 def _eager_parts(part: nn.Module) -> Iterator[tuple[nn.Module, str]]:

@@ -70,6 +70,26 @@ class HybridLayer(nn.Module):
         return x + y, choices
 
 
+class MambaLayer(HybridLayer):
+    """One whose mixer is `Mamba`: a graph would hold nothing but the norm before it and the sum behind it."""
+
+    stays_eager = Mamba.stays_eager
+
+
+class MoeLayer(HybridLayer):
+    """One whose mixer is `Moe`, likewise."""
+
+    stays_eager = Moe.stays_eager
+
+
+_LAYERS: Mapping[str, type[HybridLayer]] = {MAMBA: MambaLayer, EXPERTS: MoeLayer}
+"""By letter of the pattern, as far as they are no plain `HybridLayer`."""
+
+
+def _layer(config: HybridConfig, letter: str) -> HybridLayer:
+    return _LAYERS.get(letter, HybridLayer)(config, letter)
+
+
 class Hybrid(LanguageStage):
     """One pipeline stage of the hybrid, a `mimo.model.runtime.LanguageModule`."""
 
@@ -77,8 +97,8 @@ class Hybrid(LanguageStage):
         super().__init__(
             config,
             stage,
-            lambda index: HybridLayer(config, config.pattern[index]),
-            lambda: [HybridLayer(config, letter) for letter in config.next_pattern],
+            lambda index: _layer(config, config.pattern[index]),
+            lambda: [_layer(config, letter) for letter in config.next_pattern],
         )
         self.config = config
         self.kinds = {config.pattern[int(index)] for index in self.layers}
