@@ -154,7 +154,7 @@ def compare(case: Case, form: Form, dtype: torch.dtype, lengths: Sequence[int]) 
 def kernel_name(case: Case, form: Form, dtype: torch.dtype) -> str:
     """Return which kernel `attend` takes."""
     scored = form.sinks or form.soft_cap is not None
-    return kernel_of(case.device, dtype, width=max(form.widths), scored=scored, items=form.items).name.lower()
+    return kernel_of(case.device, dtype, widths=form.widths, scored=scored, items=form.items).name.lower()
 
 
 def test(case: Case) -> Found:

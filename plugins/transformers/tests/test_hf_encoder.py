@@ -8,6 +8,8 @@ import pytest
 import torch
 from PIL import Image
 from small_models import is_older, known
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, _cur_sdpa_kernel_backends
 
 from mimo.hooks import ConfigError
 from mimo.model import ProjectorConfig, check_module
@@ -60,6 +62,23 @@ def test_rows_are_those_of_the_library_on_each_image() -> None:
         wanted = torch.cat([rows[0, 1:] for rows in each]) @ encoder.projector.linear.weight.T
     assert len(found) == sum(HF_ENCODER.rows(config, image.size) for image in IMAGES)
     torch.testing.assert_close(found, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_the_kernel_that_writes_down_all_scores_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call of a tower's attention, one a layer, is first offered to the two kernels that don't."""
+    attention, orders = functional.scaled_dot_product_attention, list[list[SDPBackend]]()
+
+    def noted(*rows: Any, **how: Any) -> torch.Tensor:
+        orders.append(_cur_sdpa_kernel_backends(with_priority=True))
+        return attention(*rows, **how)
+
+    config = small("clip_vision_model")
+    encoder = HF_ENCODER.build(config, 5)
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", noted)
+    encoder([HF_ENCODER.prepare(config, image) for image in IMAGES])
+    assert len(orders) == 3
+    known_kernels = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+    assert all([one for one in order if one in known_kernels] == known_kernels for order in orders)
 
 
 def test_what_nothing_depends_on_is_not_trained() -> None:

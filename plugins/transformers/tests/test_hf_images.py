@@ -11,13 +11,15 @@ import torch
 from PIL import Image
 from published_images import FOLDERS
 from small_models import is_older
+from torch.nn import functional
 
 from mimo.hooks import ConfigError
+from mimo.model.attention import padded
 from mimo.model.testing import ModuleLayout, assert_conforms, assert_layouts
 from mimo_transformers import HF_IMAGES, HfImagesConfig
 from mimo_transformers.family import half_of, new_image_text, quiet
 from mimo_transformers.weights import IMAGES
-from mimo_transformers.whole.packed_images import makes_one_call
+from mimo_transformers.whole.packed_images import image_attention, makes_one_call
 
 PICTURES = [Image.effect_noise(size, 80).convert("RGB") for size in ((40, 30), (20, 50), (64, 64))]
 WIDTH = 32
@@ -101,6 +103,26 @@ def test_images_and_windows_go_through_one_call_of_attention(name: str, is_one: 
     encoder: Any = HF_IMAGES.build(config, WIDTH)
     encoder([HF_IMAGES.prepare(config, image) for image in PICTURES])
     assert makes_one_call(encoder.encoder) == is_one
+
+
+def test_attention_without_segments_is_to_all_rows_of_an_image(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the kernels of packed rows, which on GPUs leave out the one that writes down all scores."""
+    query, key, value = (torch.randn(3, 4, 5, 12) for _ in range(3))
+    wanted = functional.scaled_dot_product_attention(query, key, value, scale=0.3).transpose(1, 2)
+    monkeypatch.setattr(padded, "needs_alignment", lambda _query: True)
+    allowed: list[bool] = []
+    attention = functional.scaled_dot_product_attention
+
+    def noted(*rows: Any, **how: Any) -> torch.Tensor:
+        allowed.append(torch.backends.cuda.math_sdp_enabled())
+        return attention(*rows, **how)
+
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", noted)
+    found, _ = image_attention(torch.nn.Identity(), query, key, value, scaling=0.3)
+    torch.testing.assert_close(found, wanted)
+    assert allowed == [False]
+    with pytest.raises(AssertionError, match="a trial refuses it"):
+        image_attention(torch.nn.Identity(), query, key, value, torch.zeros(5, 5))
 
 
 @pytest.mark.parametrize(

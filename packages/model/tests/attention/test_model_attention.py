@@ -319,6 +319,116 @@ def test_segments_share_a_call_where_their_padding_costs_less_than_another(causa
     assert _batches(lengths, causal=causal, cost=DEAR) == [[0, 1, 2, 3, 4, 5]]
 
 
+CHAT = (
+    271,
+    450,
+    389,
+    105,
+    117,
+    198,
+    185,
+    429,
+    719,
+    207,
+    86,
+    126,
+    487,
+    386,
+    168,
+    554,
+    194,
+    328,
+    1376,
+    158,
+    474,
+    560,
+    226,
+)
+IMAGES = (
+    276,
+    189,
+    180,
+    342,
+    506,
+    100,
+    368,
+    90,
+    374,
+    340,
+    152,
+    418,
+    143,
+    207,
+    238,
+    180,
+    400,
+    230,
+    286,
+    320,
+    252,
+    336,
+    380,
+    180,
+    130,
+    180,
+    120,
+    299,
+    272,
+    96,
+    399,
+    216,
+    216,
+    440,
+    400,
+    220,
+    460,
+    126,
+    140,
+    286,
+    198,
+    99,
+    96,
+    209,
+    80,
+    280,
+    192,
+    361,
+    253,
+    253,
+    506,
+    391,
+    120,
+    198,
+    368,
+    312,
+    112,
+    456,
+    96,
+    408,
+    160,
+    456,
+    247,
+    360,
+)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "causal", "expected"),
+    [(CHAT, True, {"cpu": (23, 1.0), "cuda": (11, 1.0205)}), (IMAGES, False, {"cpu": (50, 1.0), "cuda": (40, 1.0061)})],
+    ids=["23 chat samples in 8,192 rows", "64 images of free size"],
+)
+def test_how_many_calls_the_costs_of_each_kind_of_device_give(
+    lengths: tuple[int, ...], causal: bool, expected: dict[str, tuple[int, float]]
+) -> None:
+    """And their area over that of the segments: a CPU makes a call more rather than compute what is padded."""
+    found = {}
+    for device, cost in CALL_COSTS.items():
+        calls = _batches(lengths, causal=causal, cost=cost)
+        area = sum(len(call) * max(lengths[i] for i in call) ** 2 for call in calls)
+        found[device] = len(calls), round(area / sum(length**2 for length in lengths), 4)
+    assert found == expected
+
+
 def _price(lengths: Sequence[int], calls: Sequence[Sequence[int]], *, causal: bool, cost: CallCost) -> float:
     def masked(call: Sequence[int]) -> bool:
         return not causal and len({lengths[i] for i in call}) > 1

@@ -6,10 +6,11 @@ Shapes: T rows, N heads, D head width.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from mimo.model.runtime import Segments, attend
 
@@ -40,23 +41,30 @@ def image_attention(
         query: [B, N, T, D]; with segments B is 1.
         key: likewise.
         value: likewise.
-        attention_mask: added to the scores, if any.
+        attention_mask: None; towers that give one fail in their trial, and call the library's own attention then.
         scaling: of the scores.
         dropout: 0.
         cu_seq_lens_q: first rows of all segments, and T.
     """
     assert not dropout, "a trial refuses what draws random numbers"
+    assert attention_mask is None, "a trial refuses it"
+    count, _, rows, _ = query.shape
+    query, key, value = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
     if cu_seq_lens_q is None:
-        found = functional.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
-        return found.transpose(1, 2), None
+        found = attend(query, key, value, _images(count, rows, query.device), scale=scaling)
+        return found.unflatten(0, (count, rows)), None
     setattr(module, _CALLED, True)
     segments = getattr(cu_seq_lens_q, _SEGMENTS, None)
     if segments is None:
         lengths = cu_seq_lens_q.diff().tolist()
-        segments = Segments.of(lengths, causal=False, rows=query.shape[2], device=query.device)
+        segments = Segments.of(lengths, causal=False, rows=rows, device=query.device)
         setattr(cu_seq_lens_q, _SEGMENTS, segments)
-    query, key, value = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
     return attend(query, key, value, segments, scale=scaling).unsqueeze(0), None
+
+
+@lru_cache(maxsize=8)
+def _images(count: int, rows: int, device: torch.device) -> Segments:
+    return Segments.of((rows,) * count, causal=False, device=device)
 
 
 def use_image_attention(config: Any) -> None:

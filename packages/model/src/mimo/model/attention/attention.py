@@ -44,7 +44,7 @@ def attend(
     kernel = kernel_of(
         query.device,
         query.dtype,
-        width=max(query.shape[-1], value.shape[-1]),
+        widths=(query.shape[-1], value.shape[-1]),
         scored=soft_cap is not None or sinks is not None,
         items=cut.has_items,
     )
