@@ -3,7 +3,8 @@
 A rank comes to one call after the other, and each holds it up until all its peers have come to theirs: so calls are in
 order on a communicator and between communicators, nothing happens beside anything else, and two ranks that have not
 talked before connect while both wait. Messages and collectives have no names: the n-th of two ranks that a channel has
-is the n-th of the other. When all ranks wait, each says for whom it waits.
+is the n-th of the other. What a rank may begin and wait for later is what needs NCCL to progress beside messages. When
+all ranks wait, each says for whom it waits.
 """
 
 from __future__ import annotations
@@ -23,6 +24,9 @@ from mimo.schedule.runtime.channel import Messages, Works
 Call = tuple[Hashable, int]
 """A stream of calls, of one rank, that is counted: where, and who comes to it."""
 
+Needs = Sequence[tuple[Call, int]]
+"""Calls of peers, and how often these must have come to each."""
+
 
 class HangError(Exception):
     """All ranks wait for one another."""
@@ -38,7 +42,7 @@ class Cluster:
 
     ranks: Sequence[int]
     _came: Counter[Call] = attrs.field(factory=Counter)
-    _waits: dict[int, list[tuple[Call, int]]] = attrs.field(factory=dict)
+    _waits: dict[int, Needs] = attrs.field(factory=dict)
     _mail: dict[Hashable, deque[Tensor]] = attrs.field(factory=dict)
     _going: set[int] = attrs.field(init=False)
     _changed: threading.Condition = attrs.field(factory=threading.Condition)
@@ -52,6 +56,10 @@ class Cluster:
         self, rank: int, calls: Sequence[tuple[Call, Call]], sends: Mapping[Hashable, Tensor] | None = None
     ) -> None:
         """Come to calls at once, each with the peer's that it needs, and wait until all peers have come to theirs."""
+        self.wait(rank, self.begin(calls, sends))
+
+    def begin(self, calls: Sequence[tuple[Call, Call]], sends: Mapping[Hashable, Tensor] | None = None) -> Needs:
+        """Come to calls at once, and return what `wait` waits for."""
         with self._changed:
             for place, rows in (sends or {}).items():
                 self._mail.setdefault(place, deque()).append(rows)
@@ -59,6 +67,12 @@ class Cluster:
             for own, other in calls:
                 self._came[own] += 1
                 needs.append((other, self._came[own]))
+            self._changed.notify_all()
+            return needs
+
+    def wait(self, rank: int, needs: Needs) -> None:
+        """Wait until all peers have come to the calls that this rank has begun."""
+        with self._changed:
             self._waits[rank] = needs
             self._look()
             self._changed.wait_for(lambda: self._end is not None or self._is_over(rank))

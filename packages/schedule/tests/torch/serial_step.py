@@ -6,12 +6,12 @@ They know what each row must hold, and come to the collectives of their stage.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, Literal
 
 import attrs
 import torch
-from serial_cluster import Cluster, SerialChannel
+from serial_cluster import Call, Cluster, Needs, SerialChannel
 from torch import Tensor
 
 from mimo.schedule import Plan, PlanPhase, Route, RoutePiece
@@ -21,6 +21,11 @@ from mimo.topology import Edge, ModuleGraph, StageId
 WIDTH = 1
 Pairs = Callable[[Edge, int], Sequence[tuple[int, int]]]
 """``(edge, microbatch)`` to the pairs of ranks (source, target) that exchange rows."""
+Overlap = Literal["none", "beside", "holding"]
+"""Whether an optimizer's collectives begin while layers compute: then they progress beside all else, or hold up their
+rank as any other call."""
+_SUMS = 2
+"""Of a stage, each of other parameters."""
 
 
 def value_of(edge: str, microbatch: int, *, gradient: bool) -> float:
@@ -58,7 +63,10 @@ class Program:
     cluster: Cluster
     route: Callable[[str, int], Route]
     microbatches: int
+    overlap: Overlap = "none"
     weight: Tensor = attrs.field(factory=lambda: torch.zeros((), requires_grad=True))
+
+    _begun: list[Needs] = attrs.field(factory=list)
 
     @property
     def inputs(self) -> tuple[Edge, ...]:
@@ -99,9 +107,15 @@ class Program:
             return {LOSS: made}
         return {edge.name: rows for edge, rows in zip(self.outputs, made, strict=True)}
 
+    def gather_parameters(self) -> None:
+        """Begin to gather parameters from all ranks of the stage, for its next computation."""
+        if self._trains:
+            self._begin("gather")
+
     @contextmanager
     def on_compute(self, _phase: str) -> Iterator[None]:
-        """Meet the group that computes together."""
+        """Wait for parameters, and meet the group that computes together."""
+        self._end()
         self._meet("computation")
         yield
 
@@ -111,18 +125,39 @@ class Program:
         gathers = self.graph.by_name[self.stage.module].gathers
         yield (lambda: self._meet("computation")) if gathers else (lambda: None)
 
-    def on_grad_accumulation(self, *_args: object, **_last: object) -> AbstractContextManager[None]:
-        """Do nothing."""
-        return nullcontext()
+    @contextmanager
+    def on_grad_accumulation(self, _deferred: object, *, last: bool) -> Iterator[None]:
+        """Begin the sums over all ranks of the stage, if they are to overlap with what follows."""
+        yield
+        if last and self.overlap != "none":
+            for number in range(_SUMS):
+                self._begin(f"sum {number}")
 
     def reduce_gradients(self) -> None:
-        """Meet all ranks of the stage."""
-        self._meet("sum", self.graph.stage_ranks(self.stage))
+        """Meet all ranks of the stage, or wait for the sums that have begun."""
+        if self.overlap == "none":
+            self._meet("sum", self.graph.stage_ranks(self.stage))
+        self._end()
 
     def reduce_tied(self) -> None:
         """Meet the rank that has the other copy."""
         column = self.graph.by_name[self.stage.module].grid.group_of(self.rank, ("pp",))
         self._meet("tied sum", (column[0], column[-1]))
+
+    @property
+    def _trains(self) -> bool:
+        return self.graph.by_name[self.stage.module].trains[self.stage.stage]
+
+    def _begin(self, what: str) -> None:
+        """Come to a collective of all ranks of the stage, on a communicator that nothing else uses."""
+        calls = self._calls(f"{what} beside stage {self.stage.stage}", self.graph.stage_ranks(self.stage))
+        self._begun.append(self.cluster.begin(calls))
+        if self.overlap == "holding":
+            self._end()
+
+    def _end(self) -> None:
+        while self._begun:
+            self.cluster.wait(self.rank, self._begun.pop(0))
 
     def _meet(self, what: str, ranks: tuple[int, ...] = ()) -> None:
         if not ranks:
@@ -130,8 +165,11 @@ class Program:
             stage, size = module.stage_ranks(self.stage.stage), module.meeting_size
             first = stage.index(self.rank) // size * size
             ranks = stage[first : first + size]
+        self.cluster.come(self.rank, self._calls(what, ranks))
+
+    def _calls(self, what: str, ranks: tuple[int, ...]) -> Sequence[tuple[Call, Call]]:
         where = f"{what} of {self.stage.module} on {list(ranks)}"
-        self.cluster.come(self.rank, [((where, self.rank), (where, other)) for other in ranks if other != self.rank])
+        return [((where, self.rank), (where, other)) for other in ranks if other != self.rank]
 
 
 @attrs.frozen(kw_only=True)
@@ -171,7 +209,9 @@ def routing(pairs: Pairs, graph: ModuleGraph, microbatches: int, rank: int) -> C
     return route
 
 
-def run_step(graph: ModuleGraph, plan: Plan, pairs: Pairs, fault: Fault = NO_FAULT) -> None:
+def run_step(
+    graph: ModuleGraph, plan: Plan, pairs: Pairs, fault: Fault = NO_FAULT, *, overlap: Overlap = "none"
+) -> None:
     """Run a step of a plan on all ranks, or where modules work ahead a first, a middle and a last one.
 
     Raises:
@@ -185,7 +225,9 @@ def run_step(graph: ModuleGraph, plan: Plan, pairs: Pairs, fault: Fault = NO_FAU
     def work(rank: int) -> None:
         route = routing(pairs, graph, plan.microbatches, rank)
         stages = graph.role(rank).stages
-        programs: Any = {stage: Program(stage, graph, rank, cluster, route, plan.microbatches) for stage in stages}
+        programs: Any = {
+            stage: Program(stage, graph, rank, cluster, route, plan.microbatches, overlap) for stage in stages
+        }
         boundaries = {
             edge.name: Boundary(
                 rank=rank,
@@ -202,6 +244,8 @@ def run_step(graph: ModuleGraph, plan: Plan, pairs: Pairs, fault: Fault = NO_FAU
         }
         executor = Executor(graph, rank=rank, programs=programs, boundaries=boundaries)
         for phase in phases:
+            for program in programs.values() if overlap != "none" else ():
+                program.gather_parameters()
             executor.run(fault.plans.get(rank, plan), route, phase=phase)
 
     def channel(rank: int, edge: Edge, way: str) -> SerialChannel:
