@@ -16,10 +16,12 @@ from mimo.optimizer import Precision
 from mimo.trainer.batch.step_data import StepData
 from mimo.trainer.config.plugin_kinds import find_installed
 from mimo.trainer.config.toml import make_settings
+from mimo.trainer.cost.operations import Operations, module_operations
 from mimo.trainer.cost.peak import known_peak, peak_of
 from mimo.trainer.cost.sample_stats import SampleStats
 from mimo.trainer.job.job import Job
 from mimo.trainer.resolving.resolve import resolve
+from mimo.trainer.step import step_info
 from mimo.trainer.step.step_info import FlopsReport
 
 CPU = torch.device("cpu")
@@ -71,6 +73,26 @@ def test_a_step_counts_forward_and_twice_as_much_backward(job: Callable[..., Job
     assert found.hardware_operations == found.model_operations
     assert found.model_flops == found.hardware_flops == pytest.approx(found.model_operations / 2 / 8)
     assert (found.mfu, found.hfu) == (None, None)
+
+
+def test_steps_of_equal_samples_are_counted_once(job: Callable[..., Job], monkeypatch: pytest.MonkeyPatch) -> None:
+    """And each step gets what its own samples come to, whichever came before."""
+    run, counted = job(), list[SampleStats]()
+    assert run.train is not None
+    layouts = [run.lay_out(run.train, sample) for sample in range(4)]
+    short, long = SampleStats.of_layouts(run, layouts[:2]), SampleStats.of_layouts(run, layouts[2:])
+    expected = [FlopsReport(run, device=CPU).of(samples, seconds=1.0) for samples in (short, long)]
+
+    def counting(one: Job, name: str, samples: SampleStats) -> Operations:
+        counted.append(samples)
+        return module_operations(one, name, samples)
+
+    monkeypatch.setattr(step_info, "module_operations", counting)
+    report = FlopsReport(run, device=CPU)
+    again = SampleStats.of_layouts(run, layouts[2:])
+    found = [report.of(samples, seconds=1.0) for samples in (short, long, again, short)]
+    assert found == [*expected, expected[1], expected[0]]
+    assert counted == [short, long, short]
 
 
 def test_recomputation_counts_as_work_of_the_hardware_alone(job: Callable[..., Job]) -> None:

@@ -17,7 +17,7 @@ from mimo.hooks import Flops, MemoryBytes, OptimizerBytes, StepInfo
 from mimo.model import LanguageModelSpec
 from mimo.optimizer.runtime import MimoOptimizer, StepResult
 from mimo.trainer.batch.step_data import StepData
-from mimo.trainer.cost.operations import module_operations
+from mimo.trainer.cost.operations import Operations, module_operations
 from mimo.trainer.cost.peak import peak_of
 from mimo.trainer.cost.sample_stats import SampleStats
 from mimo.trainer.job.job import Job
@@ -129,6 +129,8 @@ class FlopsReport:
         self._job = job
         self._peak = peak_of(job.settings.run, device)
         self._modules = [module for module in job.modules if module.spec.flops is not None]
+        self._known: tuple[SampleStats, Mapping[str, Operations]] | None = None
+        """Of the step before: steps of samples that are all as long do the same."""
 
     def of(self, samples: SampleStats, *, seconds: float) -> Mapping[str, Flops]:
         """Return by module what a step comes to; a module whose plugin does not tell is left out.
@@ -137,13 +139,16 @@ class FlopsReport:
             samples: of the step.
             seconds: that the step took.
         """
+        if self._known is None or self._known[0] != samples:
+            names = [module.name for module in self._modules]
+            self._known = samples, {name: module_operations(self._job, name, samples) for name in names}
+        _, done = self._known
         return {
-            module.name: self._flops(module.name, samples, seconds * len(module.grid.ranks)) for module in self._modules
+            module.name: self._flops(done[module.name], seconds * len(module.grid.ranks)) for module in self._modules
         }
 
-    def _flops(self, module: str, samples: SampleStats, seconds: float) -> Flops:
+    def _flops(self, done: Operations, seconds: float) -> Flops:
         """Return what a module comes to whose ranks have spent so many seconds, all of them together."""
-        done = module_operations(self._job, module, samples)
         model = done.forward + done.backward
         hardware = model + done.repeated
         return Flops(
