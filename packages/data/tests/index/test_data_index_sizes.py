@@ -77,6 +77,7 @@ def test_data_index_sizes_are_those_of_the_samples(parts: list[list[SampleSize]]
     assert listed(SampleSizes.joined(sizes)) == every
     joined = JoinedSizes(counts=tuple(map(len, parts)), parts=tuple(sizes))
     assert [joined.of(sample) for sample in chosen] == [every[sample] for sample in chosen]
+    assert [joined.items_of(sample) for sample in chosen] == [every[sample].items for sample in chosen]
     assert [joined.is_broken(sample) for sample in chosen] == [every[sample].broken for sample in chosen]
     taken = joined.take(chosen)
     assert taken is not None
@@ -88,6 +89,7 @@ def test_data_index_sizes_of_a_dataset_without_index_are_unknown() -> None:
     joined = JoinedSizes(counts=(2, 3), parts=(SampleSizes.of(MODALITIES, SOME), None))
     assert joined.of(1) == SOME[1]
     assert joined.of(2) is None
+    assert joined.items_of(2) is None
     assert joined.take([1, 4]) is None
     assert not joined.is_broken(4)
 

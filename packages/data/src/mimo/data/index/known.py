@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mimo.data.index.place import Origin
-from mimo.data.index.sizes import SampleSize, SampleSizes
+from mimo.data.index.sizes import ItemSize, SampleSize, SampleSizes
 from mimo.data.index.tokens import SampleTokens, TokenArrays
 
 
@@ -83,6 +83,12 @@ class JoinedSizes:
         part, number = self._part(sample)
         sizes = self.parts[part]
         return None if sizes is None else sizes[number]
+
+    def items_of(self, sample: int) -> tuple[ItemSize, ...] | None:
+        """Return the items of one sample, likewise."""
+        part, number = self._part(sample)
+        sizes = self.parts[part]
+        return None if sizes is None else sizes.items_of(number)
 
     def tokens_of(self, sample: int) -> SampleTokens | None:
         """Return the ids of one sample, None where its dataset's aren't kept; `IndexFileError` if they are damaged."""

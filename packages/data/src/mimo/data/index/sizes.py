@@ -183,10 +183,14 @@ class SampleSizes:
         Raises:
             IndexFileError: the arrays contradict each other.
         """
-        begin, stop = span_of(self.first_item, sample, len(self.modality))
         values: dict[str, Any] = {name: getattr(self, name)[sample].item() for name in _SAMPLES}
         values |= {name: bool(values[name]) for name in ("cut", "broken")}
-        return SampleSize(**values, items=tuple(self.item(item) for item in range(begin, stop)))
+        return SampleSize(**values, items=self.items_of(sample))
+
+    def items_of(self, sample: int) -> tuple[ItemSize, ...]:
+        """Return the items of one sample; raises as its sizes do."""
+        begin, stop = span_of(self.first_item, sample, len(self.modality))
+        return tuple(self.item(item) for item in range(begin, stop))
 
     def take(self, samples: Sequence[int] | NDArray[np.int64]) -> SampleSizes:
         """Return the sizes of some samples, in the order in which they are given.

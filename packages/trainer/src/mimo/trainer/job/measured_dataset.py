@@ -19,9 +19,9 @@ from mimo.data import (
     DataPart,
     Dataset,
     IndexFileError,
+    ItemSize,
     JoinedSizes,
     Origin,
-    SampleSize,
     SampleSizes,
     SampleTokens,
     ends_of,
@@ -156,12 +156,12 @@ class MeasuredDataset:
         return self._inner.where(sample)
 
     def _measured(self, sample: int) -> tuple[ItemInfo, ...]:
-        known = self._of_index(sample)
+        known = self._known_items(sample)
         if known is None:
             return tuple(info if info.size else self._measure(info) for info in self._inner.infos(sample))
         return tuple(
             ItemInfo(sample=sample, index=item.number, modality=item.modality, size=item.size, role=item.role)
-            for item in known.items
+            for item in known
         )
 
     def _kept_tokens(self, sample: int) -> SampleTokens | None:
@@ -170,9 +170,9 @@ class MeasuredDataset:
         except IndexFileError as error:
             raise _damaged(self.where(sample), error) from error
 
-    def _of_index(self, sample: int) -> SampleSize | None:
+    def _known_items(self, sample: int) -> tuple[ItemSize, ...] | None:
         try:
-            return None if self._known is None else self._known.of(sample)
+            return None if self._known is None else self._known.items_of(sample)
         except IndexFileError as error:
             raise _damaged(self.where(sample), error) from error
 
