@@ -1,22 +1,27 @@
 """Attention of packed rows by `attend`, in each kind of number, beside a plain loop over segments in float64.
 
+Where other kernels compute the same form, what `attend` takes is also compared with each of them.
+
 Shapes: T rows, N query heads, K key-value heads, D and V their widths; S rows of a segment.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from types import MappingProxyType
 from typing import Any
+from unittest.mock import patch
 
 import attrs
 import torch
 from _case import Case, Found, noting, run
 from _rows import chat, shares_of
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mimo.model.attention.kernels import kernel_of
+from mimo.model.attention.kernels import Kernel, kernel_of
 from mimo.model.runtime import Segments, attend
 
 ROWS, SAMPLES, TINY_ROWS, TINY_SAMPLES, PADDING = 4096, 23, 96, 5, 7
@@ -126,22 +131,53 @@ def plain(form: Form, given: Given, lengths: Sequence[int]) -> Tensor:
     return torch.cat([attended, attended.new_zeros(len(tensors["query"]) - used, *attended.shape[1:])])
 
 
-def compare(case: Case, form: Form, dtype: torch.dtype, lengths: Sequence[int]) -> dict[str, float]:
-    """Return shares of what may be off: of the rows that were attended, and of each gradient."""
-    rows = sum(lengths) + PADDING
-    given = Given.of(form, rows, case.device).to(dtype)
+def attended(case: Case, form: Form, given: Given, lengths: Sequence[int]) -> tuple[Tensor, Mapping[str, Tensor]]:
+    """Return attention [T, N, V] as `attend` computes it just now, and the gradients by name."""
     segments = Segments.of(
         lengths,
         causal=form.causal,
         window=form.window,
-        rows=rows,
+        rows=len(given.tensors["query"]),
         device=case.device,
         items=[spans_of(length) for length in lengths] if form.items else (),
     )
     query, key, value = (given.tensors[name] for name in ("query", "key", "value"))
     sinks = given.tensors["sinks"].flatten() if form.sinks else None
     found = attend(query, key, value, segments, soft_cap=form.soft_cap, sinks=sinks)
-    gradients = given.backward(found)
+    return found, given.backward(found)
+
+
+@contextmanager
+def padded(*, by_products: bool) -> Iterator[None]:
+    """Have `attend` pad, and each padded call computed by the kernel that PyTorch takes, or by products one by one."""
+    with (
+        patch("mimo.model.attention.attention.kernel_of", lambda *_args, **_keys: Kernel.FUSED),
+        sdpa_kernel([SDPBackend.MATH]) if by_products else nullcontext(),
+    ):
+        yield
+
+
+def beside_others(case: Case, form: Form, dtype: torch.dtype, lengths: Sequence[int]) -> dict[str, float]:
+    """Return shares of what two kernels may differ by, twice of what each may be off, by the other's name."""
+    kernel = takes(case, form, dtype)
+    if kernel is Kernel.STEPWISE:
+        return {}
+    given = Given.of(form, sum(lengths) + PADDING, case.device).to(dtype)
+    value, gradients = attended(case, form, given, lengths)
+    found = {}
+    for name, by_products in (("padded", False), ("padded, by products", True)):
+        if by_products or kernel is not Kernel.FUSED:
+            with padded(by_products=by_products):
+                other, others = attended(case, form, given, lengths)
+            both = {part: (gradients[part], others[part]) for part in gradients}
+            found[name] = max(shares_of(dtype, (value, other.detach()), both).values()) / 2
+    return found
+
+
+def compare(case: Case, form: Form, dtype: torch.dtype, lengths: Sequence[int]) -> dict[str, float]:
+    """Return shares of what may be off: of the rows that were attended, and of each gradient."""
+    given = Given.of(form, sum(lengths) + PADDING, case.device).to(dtype)
+    found, gradients = attended(case, form, given, lengths)
     exact = given.to(torch.float64)
     truth = plain(form, exact, lengths)
     wanted = exact.backward(truth)
@@ -151,10 +187,10 @@ def compare(case: Case, form: Form, dtype: torch.dtype, lengths: Sequence[int]) 
     return shares_of(dtype, (found, truth), by_head)
 
 
-def kernel_name(case: Case, form: Form, dtype: torch.dtype) -> str:
+def takes(case: Case, form: Form, dtype: torch.dtype) -> Kernel:
     """Return which kernel `attend` takes."""
     scored = form.sinks or form.soft_cap is not None
-    return kernel_of(case.device, dtype, widths=form.widths, scored=scored, items=form.items).name.lower()
+    return kernel_of(case.device, dtype, widths=form.widths, scored=scored, items=form.items)
 
 
 def test(case: Case) -> Found:
@@ -165,10 +201,17 @@ def test(case: Case) -> Found:
     for dtype in DTYPES:
         name_of_dtype = str(dtype).removeprefix("torch.")
         for name, form in FORMS.items():
-            what = f"{name_of_dtype}, {kernel_name(case, form, dtype)}: {name}"
+            what = f"{name_of_dtype}, {takes(case, form, dtype).name.lower()}: {name}"
             with noting(what, wrong):
                 shares = compare(case, form, dtype, lengths)
                 figures[what] = shares
+                others = beside_others(case, form, dtype, lengths)
+                figures |= {f"{what}, beside {other}": share for other, share in others.items()}
+                wrong += [
+                    f"{what}: differs from {other} by {share:g} times what is allowed"
+                    for other, share in others.items()
+                    if not share <= 1
+                ]
                 wrong += [
                     f"{what}: {part} is off by {share:g} times what is allowed"
                     for part, share in shares.items()

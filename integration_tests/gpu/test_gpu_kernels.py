@@ -19,6 +19,7 @@ from _rows import chat, images, shares_of, worst_row
 from _turns_taken import Took, ratio, take_turns
 
 from mimo.model.attention.batches import CallCost
+from mimo.model.attention.kernels import Kernel
 from mimo.model.layers.grouped_linear import GroupedLinear
 
 CPU = Case(device=torch.device("cpu"), tiny=True, folder=Path())
@@ -30,12 +31,33 @@ def test_attention_is_compared_in_every_form_and_kind_of_number() -> None:
     found = _attention.test(CPU)
     assert not found.wrong
     by_dtype: dict[str, list[float]] = {}
+    beside = {name: share for name, share in found.figures.items() if ", beside " in name}
+    scored = sum(form.sinks or form.soft_cap is not None for form in FORMS.values())
+    assert len(beside) == len(_attention.DTYPES) * (len(FORMS) - scored), "products beside the fused kernel"
+    assert 0 < max(beside.values()) <= 1
     for name, shares in found.figures.items():
-        if ": " in name:
+        if ": " in name and name not in beside:
             by_dtype.setdefault(name.partition(",")[0], []).append(max(shares.values()))
     assert {dtype: len(worst) for dtype, worst in by_dtype.items()} == dict.fromkeys(by_dtype, len(FORMS))
     assert len(by_dtype) == len(_attention.DTYPES)
     assert all(0 < max(worst) <= 1 for worst in by_dtype.values()), by_dtype
+
+
+def test_a_kernel_that_differs_from_the_others_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also from one that pads, where the form is computed without padding."""
+    attended = _attention.attended
+    calls: list[int] = []
+
+    def differ(*given: Any) -> Any:
+        calls.append(len(calls))
+        value, gradients = attended(*given)
+        return value * (1 + 0.5 * (len(calls) == 2)), gradients
+
+    monkeypatch.setattr(_attention, "attended", differ)
+    monkeypatch.setattr(_attention, "takes", lambda *_given: Kernel.VARLEN)
+    found = _attention.beside_others(CPU, FORMS["grouped heads"], torch.bfloat16, chat(96, 5))
+    assert found["padded"] > 1 >= found["padded, by products"]
+    assert len(calls) == 3
 
 
 @pytest.mark.parametrize(
