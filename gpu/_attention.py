@@ -160,7 +160,7 @@ def padded(*, by_products: bool) -> Iterator[None]:
 def beside_others(case: Case, form: Form, dtype: torch.dtype, lengths: Sequence[int]) -> dict[str, float]:
     """Return shares of what two kernels may differ by, twice of what each may be off, by the other's name."""
     kernel = takes(case, form, dtype)
-    if kernel is Kernel.STEPWISE:
+    if kernel in (Kernel.STEPWISE, Kernel.MATH):  # products one by one, as is what there would be beside them
         return {}
     given = Given.of(form, sum(lengths) + PADDING, case.device).to(dtype)
     value, gradients = attended(case, form, given, lengths)
