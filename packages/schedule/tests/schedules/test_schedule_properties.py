@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 
 from mimo.hooks import ConfigError, PlanError
 from mimo.schedule import Action, ActorPlan, Costs, Plan, check, in_flight
-from mimo.schedule.schedules.named import rules_of
+from mimo.schedule.schedules import gpipe, interleaved, zero_bubble
+from mimo.schedule.schedules.demands import trains
+from mimo.schedule.schedules.named import MakeOrder, rules_of, unordered
 from mimo.schedule.testing import Peers, emulate
 from mimo.topology import Edge, Module, ModuleGraph, StageId
 
@@ -79,15 +81,43 @@ def handed_on(modules: Mapping[str, Module], edge: Edge) -> bool:
     return modules[edge.source.module].prefetch and not modules[edge.target.module].prefetch
 
 
+ORDERS: Mapping[str, MakeOrder] = {
+    "1f1b": unordered,
+    "gpipe": gpipe._order,
+    "interleaved": interleaved._order,
+    **{f"zero-bubble {form}": order for form, order in zero_bubble._ORDERS.items()},
+}
+"""By schedule, the orders of its pipelines."""
+
+
+def _bounds(graph: ModuleGraph, microbatches: int, schedule: str) -> Mapping[StageId, int]:
+    """Return by how many microbatches each stage runs ahead of its gradients."""
+    return rules_of(graph, microbatches, ORDERS[schedule] if trains(graph) else unordered).bounds
+
+
 @few
 @given(data=st.data())
 def test_memory_of_a_1f1b_plan_is_bounded(data: st.DataObject, cases_of: Callable[[str], Cases]) -> None:
-    """An edge never has more receives posted than its source has microbatches in flight, and one for arriving early."""
+    """No stage has more microbatches in flight than there are stages from it to the loss, or two steps' made ahead."""
     case = data.draw(cases_of("1f1b"))
-    modules, bounds = case.graph.by_name, rules_of(case.graph, case.plan.microbatches).bounds
+    modules, bounds = case.graph.by_name, _bounds(case.graph, case.plan.microbatches, "1f1b")
     ahead = {edge.source for edge in case.graph.edges if handed_on(modules, edge)}
     twice = dict.fromkeys(ahead, 2 * case.plan.microbatches)  # this step's, and the next one's
     check(case.plan, case.graph, max_in_flight={**bounds, **twice})
+    result = emulate(case.plan, case.graph)
+    for rank in case.graph.ranks:
+        assert result.in_flight[rank] <= sum(in_flight(case.plan)[stage] for stage in case.graph.role(rank).stages)
+
+
+@pytest.mark.parametrize("schedule", ORDERS)
+@settings(few, max_examples=15)
+@given(data=st.data())
+def test_receives_that_wait_to_be_used_are_bounded(
+    data: st.DataObject, schedule: str, cases_of: Callable[[str], Cases]
+) -> None:
+    """An edge never has more receives posted than its source runs microbatches ahead, and one for arriving early."""
+    case = data.draw(cases_of(schedule))
+    modules, bounds = case.graph.by_name, _bounds(case.graph, case.plan.microbatches, schedule)
     result = emulate(case.plan, case.graph)
     for rank in case.graph.ranks:
         stages = case.graph.role(rank).stages
@@ -97,7 +127,18 @@ def test_memory_of_a_1f1b_plan_is_bounded(data: st.DataObject, cases_of: Callabl
             3 * modules[edge.target.module].batch_factor if handed_on(modules, edge) else bounds[edge.source] + 1
             for edge in (*into, *back)
         )
-        assert result.in_flight[rank] <= sum(in_flight(case.plan)[stage] for stage in stages)
+
+
+@pytest.mark.parametrize("schedule", sorted(ORDERS.keys() - {"gpipe"}))
+@settings(few, max_examples=5)
+@given(data=st.data())
+def test_how_far_a_stage_runs_ahead_follows_from_the_modules_alone(
+    data: st.DataObject, schedule: str, cases_of: Callable[[str], Cases]
+) -> None:
+    """However many microbatches a step has, twice as many make no stage run further ahead."""
+    graph = data.draw(cases_of(schedule)).graph
+    many, more = (_bounds(graph, microbatches, schedule) for microbatches in (1680, 3360))  # of whole passes and turns
+    assert many == more
 
 
 @few
