@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore, Store
+from torch.distributed import distributed_c10d
 
 from mimo.schedule.runtime import channel, open_channels
 from mimo.topology import Grid, Module, ModuleGraph
+from mimo.topology.meshes import Meshes
 
 WORLD = 1024
 
@@ -53,6 +56,86 @@ def test_schedule_a_stage_talks_to_its_like_alone(run_ranks: Callable[..., list[
     assert first == {"vision->language": [[*range(128)]], "language.0-1": [[3, 131]] * 2}
     assert inner == {"language.0-1": [[72, 200]] * 2, "language.1-2": [[200, 328]] * 2}
     assert last == {"language.6-7": [[895, 1023]] * 2}
+
+
+class CountingStore(Store):
+    """A store that counts its calls, whatever prefixes are before it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+        self._store = HashStore()
+
+    def set(self, key: str, value: str) -> None:
+        """Count, and set."""
+        self.calls["set"] += 1
+        self._store.set(key, value)
+
+    def get(self, key: str) -> bytes:
+        """Count, and get."""
+        self.calls["get"] += 1
+        return bytes(self._store.get(key))
+
+    def add(self, key: str, value: int) -> int:
+        """Count, and add."""
+        self.calls["add"] += 1
+        return int(self._store.add(key, value))
+
+    def check(self, keys: list[str]) -> bool:
+        """Count, and check."""
+        self.calls["check"] += 1
+        return bool(self._store.check(keys))
+
+    def wait(self, keys: list[str], *_timeout: Any) -> None:
+        """Count, and wait."""
+        self.calls["wait"] += 1
+        self._store.wait(keys)
+
+
+def _lanes(world: int) -> ModuleGraph:
+    """Return an encoder on a quarter of the ranks and a language model with experts on all, larger by lanes alone."""
+    lanes = world // 32
+    vision = Grid(name="vision", ranks=range(world // 4), dp=lanes, tp=8)
+    language = Grid(name="language", ranks=range(world), pp=4, dp=lanes, tp=8, ep=8)
+    modules = (
+        Module(grid=vision, trains=(True,)),
+        Module(grid=language, trains=(True,) * 4, tied=True, experts=True, overlaps=frozenset({"sums", "gathers"})),
+    )
+    return ModuleGraph(modules=modules, arrows=(("vision", "language"),))
+
+
+def _count(_rank: int, worlds: list[int]) -> list[list[tuple[Counter[str], int]]]:
+    """Return for worlds, and a rank of each stage of them, the calls of the store and the groups that it makes."""
+    vars(channel)["connects_late"] = lambda _backend: True
+    make, made = distributed_c10d._new_process_group_helper, list[object]()
+
+    def count(*args: Any, **keys: Any) -> Any:
+        made.append(args)
+        return make(*args, **keys)
+
+    vars(distributed_c10d)["_new_process_group_helper"] = count
+    found = []
+    for world in worlds:
+        graph, own = _lanes(world), []
+        for stage in range(4):
+            store, rank = CountingStore(), world // 4 * stage + 3
+            dist.destroy_process_group()
+            dist.init_process_group("fake", store=store, rank=rank, world_size=world)
+            store.calls.clear()
+            made.clear()
+            Meshes(graph, rank=rank, device_type="cpu")
+            open_channels(graph)
+            own.append((store.calls, len(made)))
+        found.append(own)
+    return found
+
+
+def test_schedule_groups_cost_a_rank_the_same_in_any_world(run_ranks: Callable[..., list[Any]]) -> None:
+    """Meshes and channels take two calls of the store, which number their makers, beside what backends connect by."""
+    ((small, large),) = run_ranks(1, _count, [256, WORLD])
+    assert small == large
+    assert [calls for calls, _ in large] == [{"add": 2}] * 4
+    assert max(groups for _, groups in large) <= 10, large
 
 
 @pytest.fixture
