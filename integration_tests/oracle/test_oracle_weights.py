@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
-from cases import Modules, in_turn
+from cases import Modules, in_turn, some
 from jobs import CPU, make_job
 from oracle import Oracle, run_layout
 from tables import EVEN_EPS, RATE, SAMPLES, STEPS, Table, alone, table, world_of
@@ -32,9 +32,13 @@ LAYOUTS: dict[str, Modules] = {
     "pp2 tp2 cp2 sp, ep4": {"vision": on(0, 2), "language": on(0, 7, pp=2, tp=2, cp=2, ep=4, **SP)},
     "lanes 3 to 2": {"vision": on(0, 2), "language": on(3, 4)},
     "cp3 of two lanes, pp2 in vision": {"vision": on(0, 1, pp=2), "language": on(0, 5, cp=3)},
-    "two encoders, tp2 sp of two lanes": {"vision": on(0, 1), "glyph": on(2, 4), "language": on(3, 6, tp=2, **SP)},
+    "two encoders, tp2 sp of two lanes": {
+        "vision": on(0, 1),
+        "glyph": on(2, 4),
+        "language": on(3, 6, tp=2, loss_rows=3, **SP),
+    },
     "ep4 over lanes": {"vision": on(0, 0), "language": on(0, 3, ep=4)},
-    "pp3": {"vision": on(0, 0), "language": on(1, 3, pp=3)},
+    "pp3": {"vision": on(0, 0), "language": on(1, 3, pp=3, loss_rows=5)},
 }
 MODELS: Mapping[str, Mapping[str, Any]] = {
     "experts": {"config": {**SOFTMAX, "hidden": 24, "layers": 3, "heads": 6, "kv_heads": 2, "intermediate": 37}},
@@ -135,14 +139,20 @@ def evaluated_by_hand(rank: int, settings: Table) -> EvaluationInfo:
     return EvaluationInfo(step=TRAINED, loss=loss / total, exact_match=right / judged, samples=judged)
 
 
-@pytest.mark.soak
-def test_evaluations_count_by_weight_too(pool: Pool) -> None:
+EVALUATED: dict[str, Modules] = {
+    "tp2 sp, few rows at a time": {"language": on(0, 1, tp=2, loss_rows=4, **SP)},
+    "pp2 cp2 of two lanes": {"language": on(0, 7, pp=2, cp=2)},
+}
+
+
+@pytest.mark.parametrize("layout", some(EVALUATED, ["tp2 sp, few rows at a time"]))
+def test_evaluations_count_by_weight_too(layout: str, pool: Pool) -> None:
     """The loss; and of a sample those tokens must be right that weigh something: one without any is not judged."""
-    settings = table({"language": on(0, 7, pp=2, cp=2)}, microbatches=2, weights="mixed")
+    settings = table(EVALUATED[layout], microbatches=2, weights="mixed")
     settings["run"]["steps"] = TRAINED
     settings["optimizer"] |= {"lr": 10 * RATE}
     (expected,) = pool.run(1, evaluated_by_hand, alone(settings))
     assert 0 < expected.exact_match < 1
-    for found in pool.run(8, evaluated, settings):
+    for found in pool.run(world_of(settings), evaluated, settings):
         assert attrs.evolve(found, loss=0.0) == attrs.evolve(expected, loss=0.0)
         assert found.loss == pytest.approx(expected.loss, rel=1e-4)

@@ -234,9 +234,11 @@ def test_one_process_writes_in_bf16(pool: Pool) -> None:
     assert len(text.split()) <= 2
 
 
-def test_fp16_losses_are_near_one_process_and_the_scale_is_told(pool: Pool) -> None:
+@pytest.mark.each("loss_rows")
+@pytest.mark.parametrize("loss_rows", [0, 4])
+def test_fp16_losses_are_near_one_process_and_the_scale_is_told(loss_rows: int, pool: Pool) -> None:
     """With a scale that fits, no step is skipped; it doubles on every rank after as many steps as the settings say."""
-    settings = table({"vision": on(0, 1), "language": on(1, 3, pp=3)}, microbatches=3)
+    settings = table({"vision": on(0, 1), "language": on(1, 3, pp=3, loss_rows=loss_rows)}, microbatches=3)
     (truth,) = pool.recall(1, run_steps, alone(settings))
     found = pool.run(4, run_steps, in_precision(settings, "fp16", loss_scale=64.0, loss_scale_steps=2))
     check_near(found, truth)
@@ -254,7 +256,7 @@ def run_until_taken(rank: int, settings: Table) -> list[StepInfo]:
 
 def test_fp16_finds_its_scale(pool: Pool) -> None:
     """One that is too large is halved by every step that overflows, all of which are skipped, until one is finite."""
-    settings = table({"vision": on(0, 1), "language": on(1, 2, tp=2)})
+    settings = table({"vision": on(0, 1), "language": on(1, 2, tp=2, loss_rows=4)})
     found = pool.run(3, run_until_taken, in_precision(settings, "fp16", loss_scale=2.0**24, steps=24))
     steps = found[0]
     first = len(steps) - 2
