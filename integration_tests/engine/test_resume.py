@@ -36,6 +36,8 @@ LAYOUTS: dict[str, Modules] = {
     "experts over context ranks": {"vision": on(0, 2), "language": on(0, 3, pp=2, cp=2, ep=2)},
     "experts on four": {"vision": on(0, 0), "language": on(0, 3, ep=4)},
     "experts on two": {"vision": on(0, 1), "language": on(0, 3, tp=2, ep=2)},
+    "few rows of logits": {"vision": on(0, 0), "language": on(0, 1, tp=2, loss_rows=3)},
+    "few rows of logits, lanes": {"vision": on(0, 1), "language": on(0, 1, loss_rows=5)},
 }
 PLUGINS: Mapping[str, Mapping[str, Any]] = {
     "adamw": {"plugin": "adamw"},
@@ -53,6 +55,7 @@ EXPERTS: dict[str, Any] = {
     "dense_layers": 1,
     "balance_loss": 0.05,
 }
+COMPILED = {"compile": True, "compile_backend": "aot_eager"}
 CLEAR_SEED = 62
 """With which no row's choice of experts is left to rounding, see `oracle.GAP`."""
 
@@ -65,6 +68,7 @@ class Pair:
         before, after: of `LAYOUTS`.
         saves, steps: of `PLUGINS`.
         weights: of tokens, see `synthetic.SyntheticConfig`.
+        compiled: whether layers are, in both.
         always: whether it is run among the ordinary tests.
     """
 
@@ -73,12 +77,13 @@ class Pair:
     saves: str = "adamw"
     steps: str = "adamw"
     weights: str = "none"
+    compiled: bool = False
     always: bool = False
 
     def __str__(self) -> str:
         """Name it in reports."""
         plugins = "" if self.saves == self.steps == "adamw" else f", {self.saves} to {self.steps}"
-        return f"{self.before} to {self.after}{plugins}"
+        return f"{self.before} to {self.after}{plugins}{', compiled' if self.compiled else ''}"
 
     @property
     def layers(self) -> int:
@@ -96,6 +101,8 @@ class Pair:
             found["data"]["weights"] = self.weights
             if layout == "chunks in a v":
                 found["schedule"] = {"plugin": "1f1b-v"}
+            if self.compiled:
+                found["run"] |= COMPILED
         return first, second
 
 
@@ -135,6 +142,13 @@ PAIRS = (
     Pair("two lanes", "colocated lanes", "full", "hybrid"),
     Pair("stages in both", "two lanes", "gradients", "optimizer"),
     Pair("disjoint", "colocated lanes", "full", "adamw"),
+    Pair("few rows of logits", "few rows of logits", weights="mixed", always=True),
+    Pair("few rows of logits, lanes", "few rows of logits, lanes", "full", "full"),
+    Pair("few rows of logits", "few rows of logits, lanes"),
+    Pair("few rows of logits, lanes", "disjoint", "optimizer", "adamw"),
+    Pair("alone", "alone", compiled=True),
+    Pair("experts on two", "experts on two", "full", "full", compiled=True),
+    Pair("disjoint", "two lanes", compiled=True),
 )
 
 
@@ -163,7 +177,7 @@ def test_six_steps_equal_three_saved_and_three_more(pair: Pair, tmp_path: Path, 
 def test_a_run_resumes_with_compiled_layers(tmp_path: Path, pool: Pool) -> None:
     """Whether layers are compiled is no part of what a checkpoint holds."""
     first, second = Pair("alone", "alone").settings(tmp_path)
-    second["run"] |= {"compile": True, "compile_backend": "aot_eager"}
+    second["run"] |= COMPILED
     check_going_on(pool, first, second, exactly=False)
 
 
