@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +20,12 @@ from truth import Truth
 from mimo.testing import Pool
 
 SEED, COUNT = 2, 40
-RUN = (2, 4)
-"""These are compared with the plain process, one by samples and one by tokens; `drawn` compares any number."""
+RUN = (
+    (3, 2, frozenset({"compiled", "chunked loss"})),  # on two ranks, as each takes seconds to compile
+    (2, 6, frozenset({"steps by tokens", "chunked loss", "moments bf16"})),
+)
+"""Of a seed and so many ranks, the first settings that have these features are compared with the plain process every
+time, the first one by samples; `drawn` compares any number."""
 WANTED = {
     *(f"{name} {axis}" for name in (*ENCODERS, "language") for axis in ("pp", "dp", "cp", "tp", "sequence_parallel")),
     *(f"flow {axis}" for axis in ("pp", "dp", "cp", "tp", "sequence_parallel")),
@@ -37,7 +40,7 @@ WANTED = {
     *(f"balance {how}" for how in ("cost", "count")),
     *(f"longer ones: {how}" for how in ("cut", "drop")),
     "steps by tokens",
-    "compiled",
+    *("compiled", "chunked loss", "moments fp32", "moments bf16"),
     *(f"spread {shard}" for shard in ("optimizer", "gradients", "full")),
     *(f"stepped by {plugin}" for plugin in ("adamw", "distributed", "cpu-offload")),
     *(str(rates) for rates in CLIPS),
@@ -64,16 +67,23 @@ def test_all_that_layouts_may_have_comes_up(runs: list[Table]) -> None:
     assert WANTED - set().union(*map(features, runs)) == set()
 
 
-@pytest.mark.each("number")
-@pytest.mark.parametrize(("number", "balance"), [*zip(RUN, BALANCES, strict=True)])
-def test_some_of_what_is_drawn_equals_one_process(number: int, balance: str, pool: Pool, tmp_path: Path) -> None:
+@pytest.mark.each("balance")
+@pytest.mark.parametrize(("which", "balance"), [*zip(range(len(RUN)), BALANCES, strict=True)])
+def test_some_of_what_is_drawn_equals_one_process(which: int, balance: str, pool: Pool, tmp_path: Path) -> None:
     """With samples placed by cost and by count."""
     oracle = Oracle(pool, tmp_path, plain=run_plainly, layout=run_adapted)
-    settings = next(
-        filter(lambda one: refusal(one) is None, (draw(generator(SEED, at)) for at in count(number, COUNT)))
-    )
+    settings = first_with(*RUN[which])
     settings, wrong = assess(oracle, {**settings, "data": {**settings["data"], "balance": balance}})
     assert not wrong, f"{describe(settings)}: {wrong}"
+
+
+def first_with(seed: int, world: int, wanted: frozenset[str]) -> Table:
+    """Return the first settings of a seed on so many ranks that have these features and are not refused."""
+    for number in range(COUNT):
+        settings = draw(generator(seed, number), world=world)
+        if wanted <= features(settings) and refusal(settings) is None:
+            return settings
+    raise AssertionError(f"none of {COUNT} settings that are drawn has all of {sorted(wanted)}")
 
 
 def test_rounding_explains_what_it_changes_alone() -> None:
@@ -108,6 +118,7 @@ def features(settings: Table) -> set[str]:
         "several microbatches": settings["run"].get("micro_batch", SAMPLES) * lanes_of(language) < SAMPLES,
         "steps by tokens": "batch_tokens" in settings["run"],
         "compiled": settings["run"].get("compile", False),
+        "chunked loss": language.get("loss_rows", 0) > 0,
         "texts are cut": settings["data"]["max_tokens"] < SAMPLES + 1,
         "pictures of their own sizes": "native" in str(modules),
         "a language model a step ahead": language.get("prefetch", False),
@@ -126,6 +137,7 @@ def features(settings: Table) -> set[str]:
         f"longer ones: {settings['data'].get('longer')}",
         f"spread {optimizer.get('shard')}",
         f"stepped by {optimizer.get('plugin', 'adamw')}",
+        f"moments {optimizer.get('moments', 'fp32')}",
         *(str(rates) for rates in CLIPS if all(optimizer.get(key) == value for key, value in rates.items())),
         str(settings["schedule"]),
     }
