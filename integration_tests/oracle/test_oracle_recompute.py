@@ -1,7 +1,7 @@
 """The oracle where backward computes part of the forward again, collectives included, and where it is split as well.
 
 And where layers are compiled, with ``aot_eager``, which takes the graphs and makes no kernels: what the graphs say is
-looked at, not a compiler.
+looked at, not a compiler, but in one case.
 """
 
 from __future__ import annotations
@@ -11,10 +11,14 @@ from itertools import product
 from typing import Any
 
 import pytest
+import torch
 from cases import Modules, in_turn
 from oracle import Oracle
 from tables import Table, scheduled, table
 from test_oracle import CLEAR_SEEDS, SP, on
+
+from mimo.hooks import ConfigError
+from mimo.model.runtime import check_backend
 
 WAYS = ("selective", "full")
 LAYOUTS: dict[str, Modules] = {
@@ -118,9 +122,9 @@ def test_parts_that_are_frozen_recompute_what_gradient_passes_through(
     assert oracle.check(settings_of(modules, recompute)) == ""
 
 
-def compiled(settings: Table) -> Table:
+def compiled(settings: Table, backend: str = "aot_eager") -> Table:
     """Return settings in which layers are compiled."""
-    return {**settings, "run": {**settings["run"], "compile": True, "compile_backend": "aot_eager"}}
+    return {**settings, "run": {**settings["run"], "compile": True, "compile_backend": backend}}
 
 
 def test_compiled_layers_compute_the_same_beside_all_else(oracle: Oracle) -> None:
@@ -164,3 +168,15 @@ def test_backwards_of_compiled_layers_may_be_split(how: str, oracle: Oracle) -> 
     layout, schedule = how.rsplit(maxsplit=1)
     settings = settings_of(LAYOUTS[layout], "selective", schedule=schedule, language={"mlp_bias": True})
     assert oracle.check(compiled(settings)) == ""
+
+
+@pytest.mark.soak  # a compiler is run for each graph
+def test_kernels_compute_the_same(oracle: Oracle) -> None:
+    """Those that ``inductor`` makes, where backwards are split and compute some of the forward again."""
+    try:
+        check_backend("inductor", torch.device("cpu"))
+    except ConfigError as error:
+        pytest.skip(str(error))
+    modules = {"vision": on(0, 0), "language": on(0, 1, pp=2)}
+    settings = settings_of(modules, "selective", schedule="zb-h1", microbatches=2, language={"mlp_bias": True})
+    assert oracle.check(compiled(settings, "inductor")) == ""
