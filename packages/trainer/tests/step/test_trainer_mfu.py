@@ -193,7 +193,6 @@ def test_products_in_fp32_that_read_tf32_have_a_peak_of_their_own(name: str, ter
     [
         ((), 67),
         (("run.tf32=true",), 494.5),
-        (("run.tf32=true", "run.precision=bf16", "optimizer.plugin=distributed"), 989),
     ],
 )
 def test_shares_are_of_the_peak_of_what_products_read(
