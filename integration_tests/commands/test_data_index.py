@@ -200,11 +200,15 @@ def test_data_index_keeps_ids(chats: bool, folder: Path, monkeypatch: pytest.Mon
         write(folder, [{"images": ["wide.png"] * n, "messages": [USER, ANSWER] * n} for n in (1, 2, 3)])
         use_bytes(folder)
         words = ("data.max_tokens=120",)
-    before = laid_out(opened(folder, *words))
+    job = opened(folder, *words)
+    before, ends = laid_out(job), [job.train.ends(sample) for sample in range(len(job.train))]
     assert index(folder, "--tokens", *words) == 0
     for asked in ("tokens", "weights", "ends"):
         monkeypatch.setattr(RecordDataset, asked, None)
-    after = laid_out(opened(folder, *words))
+    job = opened(folder, *words)
+    after = laid_out(job)
+    kept = [job.train.ends(sample) for sample in range(len(job.train))]
+    assert json.dumps(kept) == json.dumps(ends), "also as a record of a step has them"
     assert any(layout.truncated for layout in before)
     for one, other in zip(before, after, strict=True):
         for array in ("tokens", "labels", "weights"):

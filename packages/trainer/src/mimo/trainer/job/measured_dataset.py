@@ -94,7 +94,9 @@ class MeasuredDataset:
         if self.is_broken(sample):
             return None
         kept = self._kept(sample)
-        return ends_of(self._inner, sample) if kept is None else kept.ends  # type: ignore[return-value]  # likewise
+        if kept is None:
+            return ends_of(self._inner, sample)
+        return None if kept.ends is None else kept.ends.tolist()
 
     def origin(self) -> Origin | None:
         """Return where the samples come from, None where the dataset doesn't say."""
