@@ -16,7 +16,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from mimo.hooks import ConfigError, PluginError
 from mimo.model import DECODER, DecoderConfig, EncoderSpec, check_module
-from mimo.model.layers import Router
 from mimo.model.runtime import (
     NO_LABEL,
     Dispatch,
@@ -167,32 +166,47 @@ def test_nothing_is_computed_more_often_than_it_must(run_ranks: Callable[..., li
     run_ranks(1, _check_counts)
 
 
+def _gradients(part: Part, others: bool) -> dict[str, Tensor]:
+    """Return the gradients of a backward in which, if asked, routers would choose other experts than in the forward."""
+    topk = Tensor.topk
+
+    def of_others(scores: Tensor, *given: Any, **named: Any) -> Any:
+        return topk(-scores, *given, **named)
+
+    loss = _loss(part, _batch())
+    with patch.object(Tensor, "topk", of_others if others else topk):
+        loss.backward()
+    found = {name: gradient_of(parameter) for name, parameter in part.parameters.items()}
+    return {name: local(gradient) for name, gradient in found.items() if gradient is not None}
+
+
 def _check_ways(_rank: int) -> None:
-    part, ways = _build(EXPERTS, "full"), list[Dispatch]()
-    decide, choose = Dispatch.of.__func__, Router.forward  # type: ignore[attr-defined]  # a class method has one
+    ways = list[Dispatch]()
+    decide = Dispatch.of.__func__  # type: ignore[attr-defined]  # a class method has one
 
     def of(cls: type[Dispatch], *given: Any, **named: Any) -> Dispatch:
         ways.append(decide(cls, *given, **named))
         return ways[-1]
 
-    def choose_others(router: Router, x: Tensor) -> Any:
-        choices = choose(router, x)
-        return attrs.evolve(choices, experts=(choices.experts + 1) % EXPERTS.experts)
-
     with patch.object(Dispatch, "of", classmethod(of)), patch.object(ExpertAxis, "swap_counts", autospec=True) as swap:
         swap.side_effect = lambda _axis, counts: counts
-        loss = _loss(part, _batch())
-        with patch.object(Router, "forward", choose_others):
-            loss.backward()
+        found = _gradients(_build(EXPERTS, "full"), others=True)
     first, second, *repeated = ways
     assert len(repeated) == swap.call_count == EXPERTS.layers - EXPERTS.dense_layers
     for one, again in zip((second, first), repeated, strict=True):
         assert torch.equal(one.order, again.order)
         assert one.counts == again.counts
+    expected = _gradients(_build(EXPERTS, "none"), others=False)
+    assert found.keys() == expected.keys()
+    for name, gradient in expected.items():
+        torch.testing.assert_close(found[name], gradient)
 
 
 def test_rows_go_to_the_same_experts_again(run_ranks: Callable[..., list[Any]]) -> None:
-    """Even if a router, whose rows differ by rounding, now would choose others; sizes are exchanged once."""
+    """And count as they did, even if a router, whose rows differ by rounding, now would choose others.
+
+    Sizes are exchanged once.
+    """
     run_ranks(1, _check_ways)
 
 

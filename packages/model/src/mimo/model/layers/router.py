@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mimo.model.layers.weights import initial_std
+from mimo.model.parallel import decided
 from mimo.topology.device_copies import to_device
 
 Score: TypeAlias = Literal["softmax", "sigmoid"]
@@ -74,14 +75,14 @@ class Router(nn.Module):
             nn.init.zeros_(self.bias)
 
     def forward(self, x: Tensor) -> Choices:
-        """Return the choices of ``x`` [n, H]."""
+        """Return the choices of ``x`` [n, H]; where a forward is computed again, of the experts chosen in the first."""
         wide = torch.promote_types(x.dtype, torch.float32)
         logits = functional.linear(x.to(wide), self.weight.to(wide))
         scores = logits.softmax(1) if self.score == "softmax" else logits.sigmoid()
         ranked = scores.detach()
         if self.bias is not None:
             ranked = ranked + self.bias.to(wide)
-        experts = ranked.topk(self.chosen, dim=1).indices
+        experts = decided(lambda: ranked.topk(self.chosen, dim=1).indices)
         weights = scores.gather(1, experts)
         if self.normalize:
             weights = weights / weights.sum(1, keepdim=True).clamp_min(torch.finfo(wide).tiny)

@@ -61,15 +61,18 @@ class Dispatch:
         """
         held = experts // axis.ep
 
-        def decide() -> tuple[Tensor, Tensor, list[int]]:
+        def keys_of(chosen: Tensor) -> Tensor:
             shards = torch.arange(axis.etp, device=chosen.device)
             ranks = (chosen // held * axis.etp).unsqueeze(2) + shards  # [n, k, etp]
-            keys = (ranks * held + (chosen % held).unsqueeze(2)).flatten()
+            return (ranks * held + (chosen % held).unsqueeze(2)).flatten()
+
+        def exchanged() -> tuple[Tensor, list[int]]:
             mine = counts_of(keys, axis.size * held).view(axis.size, held)
             others = axis.swap_counts(mine)
-            return keys, others, torch.cat((mine.sum(1), others.sum(1), others.sum(0))).tolist()
+            return others, torch.cat((mine.sum(1), others.sum(1), others.sum(0))).tolist()
 
-        keys, others, sizes = decided(decide)
+        keys = keys_of(decided(lambda: chosen))
+        others, sizes = decided(exchanged)
         order = keys.argsort(stable=True)
         received = sizes[axis.size : 2 * axis.size]
         regroup = None
