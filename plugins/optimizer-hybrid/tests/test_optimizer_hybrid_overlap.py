@@ -168,6 +168,7 @@ def test_overlapping_steps_equal_a_plain_loop_to_the_bit() -> None:
         losses.append(backward(setup, step))
         setup.prepared.synchronize("step")
         setup.optimizer.step()
+    setup.optimizer.wait_all()  # a gate of the next test would hold up its thread, too
     assert all(map(torch.equal, losses, plain_losses(6)))
 
 
@@ -195,6 +196,7 @@ def test_masters_are_read_anew_only_where_others_may_have_written(monkeypatch: p
     assert not calls
     parts[1][2].synchronize("any")
     assert calls == ["distrust"]
+    optimizer.wait_all()
 
 
 def test_a_layer_waits_for_its_own_parameters_only(gate: Gate) -> None:
