@@ -226,6 +226,20 @@ def test_data_index_keeps_ids_beside_broken_samples(folder: Path) -> None:
     assert [layout.tokens.tolist() for layout in after] == [layout.tokens.tolist() for layout in before]
 
 
+def test_data_index_encodes_each_text_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where ids are kept; processes that are forked note it in a file."""
+    tokens, noted = RecordDataset._tokens_of, folder / "encoded"
+
+    def noting(own: RecordDataset, record: Any) -> Any:
+        with noted.open("a") as file:
+            file.write("one\n")
+        return tokens(own, record)
+
+    monkeypatch.setattr(RecordDataset, "_tokens_of", noting)
+    assert index(folder, "--tokens") == 0
+    assert noted.read_text().count("one") == 2 * len(SAMPLES)
+
+
 def test_data_index_takes_kept_ids_away_that_it_does_not_make(folder: Path) -> None:
     """They may be stale."""
     assert index(folder, "--tokens") == 0
@@ -244,6 +258,14 @@ def test_data_index_refuses_kept_ids_that_are_stale_or_damaged(folder: Path) -> 
     path.write_bytes(old)
     with pytest.raises(DataError, match=r"train\.jsonl\.tokens: .*before a change of data\.max_tokens"):
         opened(folder)
+    path.write_bytes(new)
+    text = (folder / "own.toml").read_text()
+    first, second = (text.index(f"[modules.{name}]") for name in ("vision", "second"))
+    stop = text.index("[modules.language]")
+    (folder / "own.toml").write_text(text[:first] + text[second:stop] + text[first:second] + text[stop:])
+    with pytest.raises(DataError, match=r"train\.jsonl\.tokens: .*before a change of the ids of placeholders"):
+        opened(folder)
+    (folder / "own.toml").write_text(text)
     path.write_bytes(new[:-8])
     with pytest.raises(DataError, match=r"train\.jsonl\.tokens: .*damaged file"):
         opened(folder)

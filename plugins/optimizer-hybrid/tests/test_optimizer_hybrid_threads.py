@@ -104,11 +104,19 @@ def test_trial_steps_of_a_fraction_are_on_as_many() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cores", "keys", "threads"), [(16, [1, 1, 2, 1], 5), (16, [2, 1, 2], 16), (2, [1] * 8, 1), (1, [1], 1)]
+    ("cores", "keys", "optimizers", "threads"),
+    [
+        (16, [1, 1, 2, 1], 1, 5),
+        (16, [1, 1, 2, 1], 2, 2),
+        (16, [2, 1, 2], 1, 16),
+        (2, [1] * 8, 1, 1),
+        (1, [1], 3, 1),
+        (4, [1, 1], 0, 2),
+    ],
 )
-def test_ranks_share_the_cores_that_they_may_use(cores: int, keys: list[int], threads: int) -> None:
-    """Those of one machine with the same cores; each has a thread at least."""
-    assert share_of_cores(Cores(key=1, count=cores), keys) == threads
+def test_ranks_share_the_cores_that_they_may_use(cores: int, keys: list[int], optimizers: int, threads: int) -> None:
+    """Those of one machine with the same cores, and the optimizers of each; all have a thread at least."""
+    assert share_of_cores(Cores(key=1, count=cores), keys, optimizers=optimizers) == threads
 
 
 def test_cores_are_those_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
+import attrs
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -20,6 +22,7 @@ from mimo.data.index import (
     arrays_of_tokens,
     read_arrays,
     tokens_of_arrays,
+    tokens_of_file,
     write_arrays,
     write_tokens,
 )
@@ -59,7 +62,7 @@ def written(parts: Sequence[Sequence[SampleTokens]], path: Path) -> TokenArrays:
     write_tokens(path, range(len(blocks)), blocks.__getitem__, {"data": "digest"})
     stored = read_arrays(path)
     assert stored.about == {"format": "mimo tokens 1", "data": "digest"}
-    return tokens_of_arrays(stored)
+    return tokens_of_file(stored)
 
 
 @settings(deadline=None, max_examples=50)
@@ -75,11 +78,34 @@ def test_data_index_tokens_are_those_of_the_samples(
 
 def test_data_index_tokens_are_found_by_dataset() -> None:
     """Of several, whose samples are numbered one dataset after another; None of one whose ids aren't kept."""
-    sizes = SampleSizes.of((), [SampleSize(tokens=1, ids=1, targets=0, weight=0.0)] * 2)
+    sizes = sizes_of(SOME)
     joined = JoinedSizes(counts=(2, 2, 2), parts=(sizes, sizes, None), tokens=(None, TokenArrays.of(SOME), None))
     found = [joined.tokens_of(sample) for sample in range(6)]
     assert [None if one is None else plain(one) for one in found] == [None, None, *map(plain, SOME), None, None]
     assert JoinedSizes(counts=(2,), parts=(sizes,)).tokens_of(1) is None
+
+
+def sizes_of(samples: Sequence[SampleTokens]) -> SampleSizes:
+    """Return the sizes of samples, of which only the number of ids matters."""
+    return SampleSizes.of((), [SampleSize(tokens=0, ids=len(one.ids), targets=0, weight=0.0) for one in samples])
+
+
+def test_data_index_tokens_of_other_sizes_are_refused() -> None:
+    """As where a command was killed after it had written one of the two files."""
+    joined = JoinedSizes(counts=(2,), parts=(sizes_of(SOME[::-1]),), tokens=(TokenArrays.of(SOME),))
+    with pytest.raises(IndexFileError, match="3 ids of sample 0 are kept, and its sizes are those of 1"):
+        joined.tokens_of(0)
+
+
+@pytest.mark.parametrize("runs", [[-1, 4], [2, 2], [1 << 30, 1 << 30]])
+def test_data_index_tokens_with_weights_of_others_are_refused(runs: list[int]) -> None:
+    """Before anything is made of them: a small file can't ask for much memory."""
+    arrays = TokenArrays.of(SOME)
+    run = np.array(runs, dtype=np.int32)
+    check = arrays.check.copy()
+    check[0] = zlib.crc32(SOME[0].ids.tobytes() + run.tobytes() + arrays.run_weight.tobytes())
+    with pytest.raises(IndexFileError, match="sample 0 has 3 ids, and weights of others"):
+        attrs.evolve(arrays, run=run, check=check)[0]
 
 
 @pytest.mark.parametrize("name", ["id", "run", "run_weight", "end"])
@@ -117,8 +143,11 @@ def test_data_index_tokens_that_contradict_are_refused(
 
 
 def test_data_index_tokens_of_another_file_are_refused(tmp_path: Path) -> None:
-    """One that lacks an array, or has offsets that lead out of it."""
+    """One of another form, one that lacks an array, or one with offsets that lead out of it."""
     arrays = arrays_of_tokens(TokenArrays.of(SOME))
+    write_arrays(tmp_path / "a.tokens", arrays, {"format": "mimo tokens 99"})
+    with pytest.raises(IndexFileError, match="holds no ids of samples"):
+        tokens_of_file(read_arrays(tmp_path / "a.tokens"))
     write_arrays(tmp_path / "a.tokens", {"id": arrays["id"]}, {})
     with pytest.raises(IndexFileError, match=r"lacks what ids of samples have \(KeyError\('first_id'\)\)"):
         tokens_of_arrays(read_arrays(tmp_path / "a.tokens"))

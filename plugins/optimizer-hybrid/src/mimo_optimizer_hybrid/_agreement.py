@@ -96,7 +96,7 @@ def _with_threads(shares: Sequence[Share], device: torch.device) -> list[Share]:
     """Return the shares with the number of threads of each, whatever its setting leaves to this."""
     own = own_cores()
     keys = torch.cat(_gather_rows(torch.tensor([[own.key]]), device)).flatten().tolist()
-    threads = share_of_cores(own, keys)
+    threads = share_of_cores(own, keys, optimizers=len(shares))
     return [
         attrs.evolve(share, config=attrs.evolve(share.config, threads=share.config.threads or threads))
         for share in shares

@@ -35,7 +35,7 @@ class CpuOffloadConfig(AdamWConfig, Sharding):
         bucket_bytes: of parameters that are stepped, sent up and waited for together.
         staging_bytes: host memory for gradients on their way down, at least two buckets.
         threads: on which the host steps, for each rank; 0 for the cores that a rank may use, divided by the ranks that
-            may use the same.
+            may use the same, and by the modules that a rank steps so.
         overlap: whether the next step's layers run while the host still steps, each waiting for its own parameters.
 
     Raises:

@@ -31,9 +31,15 @@ def own_cores() -> Cores:
     return Cores(key=key_of(machine_of(), *map(str, numbers)), count=len(numbers))
 
 
-def share_of_cores(own: Cores, keys: Sequence[int]) -> int:
-    """Return how many threads a process may compute on, where those of ``keys`` compute, itself among them."""
-    return max(1, own.count // keys.count(own.key))
+def share_of_cores(own: Cores, keys: Sequence[int], *, optimizers: int) -> int:
+    """Return on how many threads each optimizer of a process may compute, as all may step at the same time.
+
+    Args:
+        own: cores of this process.
+        keys: of the cores of all processes that compute, this one among them.
+        optimizers: how many this one has.
+    """
+    return max(1, own.count // (keys.count(own.key) * max(optimizers, 1)))
 
 
 def host_thread(threads: int) -> ThreadPoolExecutor:

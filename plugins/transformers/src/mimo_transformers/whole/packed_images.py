@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 
 from mimo.model.runtime import Segments, attend
 
@@ -41,13 +42,16 @@ def image_attention(
         query: [B, N, T, D]; with segments B is 1.
         key: likewise.
         value: likewise.
-        attention_mask: None; towers that give one fail in their trial, and call the library's own attention then.
+        attention_mask: added to the scores, if any; None with segments.
         scaling: of the scores.
         dropout: 0.
         cu_seq_lens_q: first rows of all segments, and T.
     """
     assert not dropout, "a trial refuses what draws random numbers"
-    assert attention_mask is None, "a trial refuses it"
+    if attention_mask is not None:
+        assert cu_seq_lens_q is None, "segments are masked by themselves"
+        found = functional.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
+        return found.transpose(1, 2), None
     count, _, rows, _ = query.shape
     query, key, value = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
     if cu_seq_lens_q is None:

@@ -20,7 +20,14 @@ from mimo.data.index.sizes import (
     write_sizes,
 )
 from mimo.data.index.store import IndexFileError, StoredArrays, check_arrays, read_arrays, write_arrays
-from mimo.data.index.tokens import SampleTokens, TokenArrays, arrays_of_tokens, tokens_of_arrays, write_tokens
+from mimo.data.index.tokens import (
+    SampleTokens,
+    TokenArrays,
+    arrays_of_tokens,
+    tokens_of_arrays,
+    tokens_of_file,
+    write_tokens,
+)
 
 __all__ = [
     "IndexFileError",
@@ -47,6 +54,7 @@ __all__ = [
     "sizes_of_arrays",
     "sources_of",
     "tokens_of_arrays",
+    "tokens_of_file",
     "write_arrays",
     "write_sizes",
     "write_tokens",

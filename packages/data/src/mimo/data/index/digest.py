@@ -17,8 +17,8 @@ def digest_of_file(path: Path) -> str:
     """Return a digest of a file's size and of 64 blocks of it, spread evenly; of all of it up to 4 MiB.
 
     So it costs milliseconds however large the file is, and files that were written anew, appended to or cut differ. A
-    few letters that are changed in place in a larger file may be missed; what is then read doesn't fit its sizes, which
-    is found when it is used.
+    few letters that are changed in place in a larger file may be missed; where what is then read doesn't fit its sizes,
+    that is found when it is used, and where ids are kept it isn't read.
 
     Raises:
         OSError: it can't be read.

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from mimo.data.index.place import Origin
 from mimo.data.index.sizes import ItemSize, SampleSize, SampleSizes
+from mimo.data.index.store import IndexFileError
 from mimo.data.index.tokens import SampleTokens, TokenArrays
 
 
@@ -91,10 +92,20 @@ class JoinedSizes:
         return None if sizes is None else sizes.items_of(number)
 
     def tokens_of(self, sample: int) -> SampleTokens | None:
-        """Return the ids of one sample, None where its dataset's aren't kept; `IndexFileError` if they are damaged."""
+        """Return the ids of one sample, None where its dataset's aren't kept.
+
+        Raises:
+            IndexFileError: they are damaged, or are not those of which the sizes are known.
+        """
         part, number = self._part(sample)
-        tokens = self.tokens[part] if self.tokens else None
-        return None if tokens is None else tokens[number]
+        tokens, sizes = self.tokens[part] if self.tokens else None, self.parts[part]
+        if tokens is None or sizes is None:
+            return None
+        found = tokens[number]
+        if len(found.ids) != sizes.ids[number]:
+            msg = f"{len(found.ids)} ids of sample {number} are kept, and its sizes are those of {sizes.ids[number]}"
+            raise IndexFileError(msg)
+        return found
 
     def is_broken(self, sample: int) -> bool:
         """Tell whether a sample is known to be broken."""

@@ -88,7 +88,7 @@ class TokenArrays:
             "end": [np.array(own, dtype=np.int32) for own in ends],
         }
         arrays: dict[str, Any] = {
-            name: np.concatenate([np.zeros(0), *own]).astype(_KINDS[name]) for name, own in parts.items()
+            name: np.concatenate([np.zeros(0, dtype=_KINDS[name]), *own]) for name, own in parts.items()
         }
         for name, cut in _OFFSETS.items():
             arrays[name] = np.cumsum([0, *map(len, parts[cut])], dtype=np.int64)
@@ -106,6 +106,9 @@ class TokenArrays:
         end = self.end[slice(*span_of(self.first_end, sample, len(self.end)))]
         if _checksum(ids, run, weight, end) != self.check[sample]:
             msg = f"the ids of sample {sample} differ from their checksum"
+            raise IndexFileError(msg)
+        if len(run) and (run.min() < 0 or run.sum(dtype=np.int64) != len(ids)):
+            msg = f"sample {sample} has {len(ids)} ids, and weights of others"
             raise IndexFileError(msg)
         return SampleTokens(
             ids=ids, weights=weight.repeat(run) if len(run) else None, ends=end[1:] if len(end) else None
@@ -135,8 +138,16 @@ def arrays_of_tokens(tokens: TokenArrays) -> dict[str, NDArray[Any]]:
     return {name: getattr(tokens, name) for name in _KINDS}
 
 
+def tokens_of_file(stored: StoredArrays) -> TokenArrays:
+    """Return the ids that a file of `write_tokens` holds, raising as `tokens_of_arrays`."""
+    if stored.about.get("format") != FORMAT:
+        msg = "it holds no ids of samples"
+        raise IndexFileError(msg)
+    return tokens_of_arrays(stored)
+
+
 def tokens_of_arrays(stored: StoredArrays) -> TokenArrays:
-    """Return the ids that a file holds, of which nothing is read yet.
+    """Return the ids that are among the arrays of a file, of which nothing is read yet.
 
     Raises:
         IndexFileError: it holds other arrays, or such as contradict each other.

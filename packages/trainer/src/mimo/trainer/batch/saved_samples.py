@@ -68,7 +68,7 @@ class KeptSamples:
         """Return where a sample may be cut, None if anywhere."""
         if sample not in self.kept_ends:
             ends = ends_of(self._base, sample)
-            self.kept_ends[sample] = None if ends is None else tuple(ends)
+            self.kept_ends[sample] = None if ends is None else tuple(map(int, ends))
         return self.kept_ends[sample]
 
     def infos(self, sample: int) -> Sequence[ItemInfo]:

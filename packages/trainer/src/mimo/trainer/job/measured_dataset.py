@@ -44,6 +44,8 @@ PICTURES = "image"
 
 _CACHED_SAMPLES = 256
 """A step asks for the same few samples several times."""
+_KEPT_SAMPLES = 16
+"""A sample's ids, weights and ends are asked for one after another, by some threads at once."""
 
 
 class MeasuredDataset:
@@ -66,7 +68,7 @@ class MeasuredDataset:
         self._known = known
         self._end = end
         self._infos = lru_cache(_CACHED_SAMPLES)(self._measured)
-        self._kept = lru_cache(_CACHED_SAMPLES)(self._kept_tokens)
+        self._kept = lru_cache(_KEPT_SAMPLES)(self._kept_tokens)
 
     def __len__(self) -> int:
         return len(self._inner)

@@ -27,13 +27,14 @@ from mimo.data import (
     PlacedItem,
     SampleSizes,
     TokenArrays,
+    Tokenizer,
     check_arrays,
     digest_of_text,
     origin_of,
     read_arrays,
     sizes_of_arrays,
     sources_of,
-    tokens_of_arrays,
+    tokens_of_file,
 )
 from mimo.hooks import DataError, ItemInfo
 from mimo.model import EncoderSpec, GeneratorSpec
@@ -56,6 +57,7 @@ _CHANGED: Mapping[str, str] = {
     "encoders": "the encoders",
     "generators": "the generators",
     "max_tokens": "data.max_tokens",
+    "placeholders": "the ids of placeholders, which follow from the order of modules",
 }
 _RUNS, _RUN = 16, 32
 """Items that are compared: so many in a row, at so many places."""
@@ -75,6 +77,7 @@ class IndexRules:
         made: likewise, how a sample holds an item of it.
         max_tokens: rows of a sample at most.
         end: id of the tokenizer's end.
+        placeholders: id of the placeholder of each modality.
     """
 
     tokenizer: str
@@ -86,21 +89,24 @@ class IndexRules:
     made: Mapping[str, MadeItem]
     max_tokens: int
     end: int
+    placeholders: Mapping[str, int]
 
     @classmethod
-    def of(cls, modules: Sequence[JobModule], *, tokenizer: Mapping[str, Any], max_tokens: int, end: int) -> IndexRules:
-        """Return the rules of settings; ``tokenizer`` is all of its table, as plain data."""
+    def of(
+        cls, modules: Sequence[JobModule], tokenizer: Tokenizer, *, settings: Mapping[str, Any], max_tokens: int
+    ) -> IndexRules:
+        """Return the rules of a job; ``settings`` are all of the tokenizer's table, as plain data."""
         encoders = {
             each.modality: each for each in modules if isinstance(each.spec, EncoderSpec) and each.feeds_language
         }
         generators = {each.modality: each for each in modules if each.is_generator}
-        settings = {modality: unstructure(each.config) for modality, each in encoders.items()}
-        settings |= {f"{modality} made": unstructure(each.config) for modality, each in generators.items()}
+        encoding = {modality: unstructure(each.config) for modality, each in encoders.items()}
+        encoding |= {f"{modality} made": unstructure(each.config) for modality, each in generators.items()}
         return cls(
-            tokenizer=digest_of_text(_with_files(tokenizer)),
+            tokenizer=digest_of_text(_with_files(settings)),
             encoders={modality: encoder.spec.name for modality, encoder in encoders.items()},
             generators={modality: generator.spec.name for modality, generator in generators.items()},
-            encoding=digest_of_text(settings),
+            encoding=digest_of_text(encoding),
             rows={
                 modality: partial(encoder.spec.rows, encoder.config)
                 for modality, encoder in encoders.items()
@@ -113,7 +119,8 @@ class IndexRules:
             },
             made={modality: generator.made_item for modality, generator in generators.items()},
             max_tokens=max_tokens,
-            end=end,
+            end=tokenizer.end,
+            placeholders={modality: tokenizer.placeholder(modality) for modality in sorted({*encoders, *generators})},
         )
 
     def about(self, origin: Origin) -> dict[str, str]:
@@ -131,6 +138,11 @@ class IndexRules:
             ]
             found["generators"] = digest_of_text(sorted(made))
         return found
+
+    @property
+    def about_ids(self) -> dict[str, str]:
+        """What kept ids are made with besides."""
+        return {"placeholders": json.dumps(self.placeholders)}
 
     @property
     def modalities(self) -> list[str]:
@@ -204,12 +216,13 @@ def _open_tokens(dataset: Dataset, rules: IndexRules) -> TokenArrays | None:
     path = index_path(origin, TOKENS)
     try:
         stored = read_arrays(path)
-        tokens = tokens_of_arrays(stored)
+        tokens = tokens_of_file(stored)
     except FileNotFoundError:
         return None
     except (OSError, IndexFileError) as error:
         raise _unreadable(path, error) from error
-    _refuse_stale(path, _changed(stored.about, rules.about(origin), len(tokens) == len(dataset)))
+    made = {**rules.about(origin), **rules.about_ids}
+    _refuse_stale(path, _changed(stored.about, made, len(tokens) == len(dataset)))
     return tokens
 
 

@@ -104,9 +104,9 @@ def resolve(
     )
     rules = IndexRules.of(
         modules,
-        tokenizer={"plugin": settings.tokenizer.plugin, **unstructure(tokenizer_config)},
+        tokenizer,
+        settings={"plugin": settings.tokenizer.plugin, **unstructure(tokenizer_config)},
         max_tokens=settings.data.max_tokens,
-        end=tokenizer.end,
     )
     data_config, train, evaluation = _data(
         settings, modules, tokenizer, purpose, find, None if writes_index else rules, needs_data=needs_data

@@ -41,7 +41,7 @@ from mimo.data import (
 )
 from mimo.data.index.sizes import FORMAT
 from mimo.hooks import ConfigError
-from mimo.trainer.commands.indexing.examine import examine
+from mimo.trainer.commands.indexing.examine import Broken, examine
 from mimo.trainer.job.job import Job
 from mimo.trainer.job.sample_index import (
     BROKEN,
@@ -116,15 +116,16 @@ class Blocks:
             UserError: a setting is wrong, so that no sample can be read.
             OSError: the file can't be written.
         """
-        found = [
-            examine(self.job, self.dataset, sample, self.rules, decodes=self.decodes) for sample in self.samples(block)
-        ]
+        found, kept = list[tuple[SampleSize, tuple[Broken, ...]]](), list[SampleTokens]()
+        for sample in self.samples(block):
+            found.append(examine(self.job, self.dataset, sample, self.rules, decodes=self.decodes))
+            if self.keeps_tokens:  # at once, while the dataset remembers what it has encoded
+                kept.append(self._tokens(sample, found[-1][0]))
         lines = b"".join(broken.line() for _, all_broken in found for broken in all_broken)
         sizes = SampleSizes.of(self.rules.modalities, [size for size, _ in found])
         arrays: dict[str, Any] = {**arrays_of(sizes), "lines": np.frombuffer(lines, dtype=np.uint8)}
         if self.keeps_tokens:
-            samples = zip(self.samples(block), found, strict=True)
-            arrays |= arrays_of_tokens(TokenArrays.of([self._tokens(sample, size) for sample, (size, _) in samples]))
+            arrays |= arrays_of_tokens(TokenArrays.of(kept))
         write_arrays(self._path(block), arrays, self._about(block, sizes))
         return int(np.count_nonzero(sizes.broken))
 
@@ -191,7 +192,8 @@ class Blocks:
         """Write the ids if they are kept; otherwise take away those of an earlier index."""
         path = index_path(self.origin, TOKENS)
         if self.keeps_tokens:
-            write_tokens(path, numbers, lambda block: tokens_of_arrays(read_arrays(self._path(block))), self.about)
+            about = {**self.about, **self.rules.about_ids}
+            write_tokens(path, numbers, lambda block: tokens_of_arrays(read_arrays(self._path(block))), about)
         else:
             path.unlink(missing_ok=True)
 
@@ -239,7 +241,8 @@ class Blocks:
     def _made(self) -> dict[str, str]:
         """What blocks are made with, here by all settings of encoders and generators: no sizes are compared."""
         flags = {"size": self.size, "decodes": self.decodes, "tokens": self.keeps_tokens}
-        return {**self.about, ENCODING: self.rules.encoding, **{name: str(flag) for name, flag in flags.items()}}
+        made = {**self.about, ENCODING: self.rules.encoding, **{name: str(flag) for name, flag in flags.items()}}
+        return {**made, **(self.rules.about_ids if self.keeps_tokens else {})}
 
     def _is_there(self, block: int) -> bool:
         try:

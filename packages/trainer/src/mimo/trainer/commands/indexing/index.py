@@ -126,7 +126,7 @@ def rules_of(job: Job) -> IndexRules:
     """Return what of a job decides sizes."""
     return IndexRules.of(
         job.modules,
-        tokenizer=job.plain["tokenizer"],
+        job.tokenizer,
+        settings=job.plain["tokenizer"],
         max_tokens=job.settings.data.max_tokens,
-        end=job.tokenizer.end,
     )
