@@ -121,8 +121,10 @@ def test_attention_without_segments_is_to_all_rows_of_an_image(monkeypatch: pyte
     found, _ = image_attention(torch.nn.Identity(), query, key, value, scaling=0.3)
     torch.testing.assert_close(found, wanted)
     assert allowed == [False]
-    with pytest.raises(AssertionError, match="a trial refuses it"):
-        image_attention(torch.nn.Identity(), query, key, value, torch.zeros(5, 5))
+    mask = torch.randn(5, 5)
+    wanted = attention(query, key, value, attn_mask=mask, scale=0.3).transpose(1, 2)
+    masked, _ = image_attention(torch.nn.Identity(), query, key, value, mask, scaling=0.3)
+    torch.testing.assert_close(masked, wanted)
 
 
 @pytest.mark.parametrize(
