@@ -31,7 +31,7 @@ def folder(tmp_path: Path) -> Path:
 def holds(pid: int, folder: Path) -> bool:
     """Return whether a process has the lock file open."""
     links = Path(f"/proc/{pid}/fd").iterdir()
-    return str(folder / "run" / "run.lock") in [str(link.readlink()) for link in links]
+    return (folder / "run" / "run.lock").resolve() in [link.resolve() for link in links]  # also if one is closed by now
 
 
 def snapshot(run: Path) -> dict[str, bytes]:
