@@ -24,7 +24,7 @@ WORDS = (
     "what rank 0 holds of language to fit ",
     " in step 1, ",
     "(weights ",
-    "stimated to fit",
+    "stimated to fit",  # "Estimated to fit: …", or that nothing smaller "is estimated to fit: …"
 )
 """That the message has: where it was, what was estimated, kind by kind, and what would have fitted."""
 

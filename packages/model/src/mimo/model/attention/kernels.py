@@ -27,7 +27,7 @@ def kernel_of(
         device: where.
         dtype: of queries, keys and values; no fused kernel of CUDA takes float64.
         widths: of a head's keys, and of its values; the fused kernel of CPUs takes equal ones alone. Filled up, it is
-            slower there than the one that writes down all scores up to 512 rows in fp32, and at any length in bf16.
+            slower there than the one that writes down all scores up to 512 rows in fp32, and from 32 rows on in bf16.
         scored: whether scores are capped or take sinks, which no kernel does.
         items: whether rows of an item see later ones, which the kernel without padding can't.
     """
