@@ -59,10 +59,10 @@ ROOMS: Mapping[str, Mapping[str, Row]] = {
             "parallel draws spec layers attention",
             modules="layers packed_rows patches pictures projectors",
         ),
-        "language": Row("parallel draws spec layers losses attention"),
+        "language": Row("graphs parallel draws spec layers losses attention"),
         "decoder": Row("parallel draws spec layers attention language", modules="flops"),
         "hybrid": Row("parallel spec layers attention language decoder", modules="mamba sequences"),
-        "build": Row("parallel draws spec layers attention language", modules="build create_on hf lora part trainable"),
+        "build": Row("graphs parallel draws spec layers language", modules="build create_on hf lora part trainable"),
         "testing": Row("parallel draws spec language build"),
     },
     "mimo.schedule": {

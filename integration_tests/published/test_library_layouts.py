@@ -19,6 +19,7 @@ from mimo_transformers.family import config_of
 
 FAMILIES = ("llama", "gpt_oss", "deepseek_v3", "gemma3_text", "jamba", "qwen3_next", "falcon_h1")
 """With experts, latent attention, windows, scans and linear attention."""
+LORA = {"rank": 2, "targets": ["*"]}
 SPLITTING = ("zb-h1", "zb-v", "interleaved")
 PIECES = tuple(itertools.product(("none", "full"), ("llama", "deepseek_v3", "jamba")))
 
@@ -55,8 +56,26 @@ def test_layers_in_pieces_change_nothing(recompute: str, model_type: str, oracle
 @pytest.mark.parametrize("model_type", some(("llama", "qwen3_moe"), {"qwen3_moe"}))
 def test_lora_on_tensor_ranks_changes_nothing(model_type: str, oracle: Oracle) -> None:
     """Beside every linear."""
-    lora = {"rank": 2, "targets": ["*"]}
-    settings = settings_of(model_type, {"vision": on(0, 0), "language": on(0, 1, tp=2)}, lora=lora)
+    settings = settings_of(model_type, {"vision": on(0, 0), "language": on(0, 1, tp=2)}, lora=LORA)
+    assert oracle.check(settings) == ""
+
+
+COMPILED: dict[str, tuple[str, Modules, dict[str, Any]]] = {
+    "windows, tp2": ("gemma3_text", {"vision": on(0, 0), "language": on(0, 1, tp=2)}, {}),
+    "tp2 pp2, recomputed": ("llama", {"vision": on(0, 0), "language": on(0, 3, tp=2, pp=2)}, {"recompute": "full"}),
+    "cp2 pp2, LoRA": ("llama", {"vision": on(0, 1), "language": on(0, 3, cp=2, pp=2)}, {"lora": LORA}),
+    "experts, ep2": ("qwen3_moe", {"vision": on(0, 1), "language": on(0, 1, ep=2)}, {}),
+    "latent attention, dp2": ("deepseek_v3", {"vision": on(0, 0), "language": on(0, 1)}, {}),
+    "scans": ("jamba", {"vision": on(0, 0), "language": on(0, 0)}, {}),
+}
+
+
+@pytest.mark.parametrize("case", some(COMPILED, {"windows, tp2"}))
+def test_compiled_layers_change_nothing(case: str, oracle: Oracle) -> None:
+    """Loss, gradients and weights equal one process that compiles nothing."""
+    model_type, modules, language = COMPILED[case]
+    settings = settings_of(model_type, modules, **language)
+    settings["run"] |= {"compile": True, "compile_backend": "aot_eager"}
     assert oracle.check(settings) == ""
 
 

@@ -112,7 +112,6 @@ HF_ENCODER = EncoderSpec(
     tensor=TensorSupport(divisible=_divisible, plan=_split),
     seam=EncoderSeam(rows=_tower_rows, width=_width, cut=_divide),
     recompute={"full": layers},
-    compiles=False,
     flops=_flops,
     hf_any=TOWERS,
     hf_record=RECORD,

@@ -86,7 +86,6 @@ HF_IMAGES = EncoderSpec(
     parts=PARTS,
     tensor=TensorSupport(divisible=_divisible, plan=_split),
     recompute={"full": layers},
-    compiles=False,
     flops=_flops,
     hf_any=IMAGES,
     hf_record=RECORD,

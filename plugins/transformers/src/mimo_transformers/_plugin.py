@@ -120,7 +120,6 @@ HF_DECODER = LanguageModelSpec(
     hf_any=CAUSAL,
     hf_record=RECORD,
     recompute={"full": stage_recompute()["full"]},
-    compiles=False,
     chunks_loss=True,
     distils=True,
 )

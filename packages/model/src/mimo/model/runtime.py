@@ -1,6 +1,6 @@
 """The torch side of the model: layers to write plugins with, `build_part` that makes a rank's share, `MimoModel`."""
 
-from mimo.model.attention import Segments, SequenceRun, attend
+from mimo.model.attention import CarriedSegments, Segments, SequenceRun, attend
 from mimo.model.build.build import build_part
 from mimo.model.build.compiled import Compilation, check_backend, compilation_of
 from mimo.model.build.create_on import create_on
@@ -35,6 +35,7 @@ from mimo.model.encoder.packed_rows import PackedRows, touched_by
 from mimo.model.encoder.patches import packed_patches
 from mimo.model.encoder.pictures import covering, picture_pixels, resized
 from mimo.model.encoder.projectors import Projector
+from mimo.model.graphs import ForGraphs, carry, content_of
 from mimo.model.hybrid.mamba import Mamba
 from mimo.model.hybrid.sequences import Sequences
 from mimo.model.language import (
@@ -92,6 +93,7 @@ __all__ = [
     "NO_LABEL",
     "Attention",
     "AuxLosses",
+    "CarriedSegments",
     "Choices",
     "Compilation",
     "ContextAxis",
@@ -111,6 +113,7 @@ __all__ = [
     "EncoderMlp",
     "ExpertAxis",
     "Experts",
+    "ForGraphs",
     "GroupedLinear",
     "LanguageBatch",
     "LanguageModule",
@@ -153,8 +156,10 @@ __all__ = [
     "attend",
     "build_part",
     "build_stage",
+    "carry",
     "check_backend",
     "compilation_of",
+    "content_of",
     "convolve",
     "convolve_continued",
     "covering",

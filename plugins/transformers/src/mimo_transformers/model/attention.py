@@ -16,11 +16,22 @@ import torch
 from torch import Tensor, nn
 
 from mimo.hooks import PluginError
-from mimo.model.runtime import ContextAxis, DecodeCache, DeepRows, LanguageBatch, Segments, attend
+from mimo.model.runtime import (
+    CarriedSegments,
+    ContextAxis,
+    DecodeCache,
+    DeepRows,
+    ForGraphs,
+    LanguageBatch,
+    Segments,
+    attend,
+    carry,
+    content_of,
+)
 from mimo_transformers.family import ATTENTION
 
-_ROWS = "_mimo_rows"
-"""Attribute of a part of a layer: the `PackedRows` on which it runs."""
+_HELD = "_mimo_held"
+"""Attribute of the parts of a layer: the `Held` that all of them have."""
 _HEADS = "_mimo_heads"
 """Attribute of attention whose query heads aren't as many for each head of keys."""
 _WITHOUT_MEANING = frozenset(
@@ -86,7 +97,7 @@ class RoutedRows:
 
 
 @attrs.define(eq=False, kw_only=True)
-class PackedRows:
+class PackedRows(ForGraphs):
     """The packed rows of one forward, and what passes beside them through the library's own forward.
 
     Args:
@@ -94,7 +105,7 @@ class PackedRows:
         positions: [T] of each row in its sample; rows behind the last sample are padding.
         context: over which each sample is split.
         cache: of the sequences that are continued, if any.
-        resumed: [T, H] rows of the stage before, None on the first stage.
+        resumed: [1, T, H] rows of the stage before, None on the first stage.
         result: [T, H] rows behind the last layer of this stage, once that has run.
         causal: whether a row sees only itself and earlier rows of its sample.
         deep: rows that are added behind layers of this stage.
@@ -118,6 +129,8 @@ class PackedRows:
     routed: dict[int, RoutedRows] | None = None
     _segments: dict[int, Segments] = attrs.field(factory=dict, init=False)
     _calls: dict[int | str, int] = attrs.field(factory=dict, init=False)
+    _bare: PackedRows | None = attrs.field(default=None, init=False)
+    _carried: CarriedRows | None = attrs.field(default=None, init=False)
 
     @classmethod
     def of(cls, batch: LanguageBatch) -> PackedRows:
@@ -129,6 +142,23 @@ class PackedRows:
             cache=None,
             resumed=None,
         )
+
+    def for_graphs(self) -> CarriedRows | None:
+        """Return what stands for them in a graph; None where sequences are continued, or where nothing is computed."""
+        if self.cache is not None or self.record is not None:
+            return None
+        if self._carried is None:
+            # Without rows that graphs compute: these hold what they save, and so they would hold themselves.
+            self._bare = attrs.evolve(self, resumed=None, result=None, deep=DeepRows({}))
+            self._carried = CarriedRows(carrier=carry(self._bare), causal=self.causal)
+        return self._carried
+
+    def take_routed(self) -> dict[int, RoutedRows] | None:
+        """Return what routers have taken down, and have nothing taken down any more."""
+        routed, self.routed = self.routed, None
+        if self._bare is not None:
+            self._bare.routed = None
+        return routed
 
     @property
     def sizes(self) -> list[int]:
@@ -171,6 +201,46 @@ class PackedRows:
         return self._segments[window]
 
 
+@attrs.frozen(kw_only=True, eq=False)
+class CarriedRows:
+    """`PackedRows` for a compiled layer.
+
+    Args:
+        carrier: carries them.
+        causal: as there.
+    """
+
+    carrier: Tensor
+    causal: bool
+
+    def segments(self, window: int) -> CarriedSegments:
+        """Return what stands for their `PackedRows.segments`."""
+        return CarriedSegments(_segments(self.carrier, window))
+
+
+@torch.library.custom_op("mimo_transformers::segments", mutates_args=())
+def _segments(rows: Tensor, window: int) -> Tensor:
+    """Return what carries the segments of rows that are carried."""
+    whole: PackedRows = content_of(rows)
+    return carry(whole.segments(window))
+
+
+@_segments.register_fake
+def _segments_fake(_rows: Tensor, _window: int) -> Tensor:
+    return torch.empty(1, dtype=torch.uint8, device="cpu")
+
+
+class Held:
+    """What the parts of a layer have in common.
+
+    Attributes:
+        rows: those on which the layer runs, None where it doesn't.
+    """
+
+    def __init__(self) -> None:
+        self.rows: PackedRows | CarriedRows | None = None
+
+
 def packed_attention(
     module: nn.Module,
     query: Tensor,
@@ -205,7 +275,9 @@ def packed_attention(
     Raises:
         PluginError: the layer asks for something else.
     """
-    rows = rows_of(module)
+    rows = _held_in_any_form(module)
+    if rows is None:
+        raise _called_from_elsewhere(module)
     unknown = sorted(name for name, value in others.items() if value is not None and name not in _WITHOUT_MEANING)
     if attention_mask is not None or dropout or unknown:
         given = {"attention_mask": attention_mask is not None, "dropout": dropout > 0}
@@ -215,48 +287,67 @@ def packed_attention(
     if causal != rows.causal:
         raise refusal(module, f"attention with is_causal = {rows.causal}", repr(causal))
     query, key, value = (x.squeeze(0).transpose(0, 1) for x in (query, key, value))
-    if rows.record is not None:
-        rows.record.attention.append(AttentionCall.of(query, value, window=sliding_window or 0))
-        return query.new_zeros(1, *query.shape[:2], value.shape[2]), None
-    if rows.cache is not None:
-        layer = rows.cache.layer(rows.call_of(cast("int", module.layer_idx)))
-        key, value = layer.extend("key", key), layer.extend("value", value)
+    if isinstance(rows, PackedRows):
+        if rows.record is not None:
+            rows.record.attention.append(AttentionCall.of(query, value, window=sliding_window or 0))
+            return query.new_zeros(1, *query.shape[:2], value.shape[2]), None
+        if rows.cache is not None:
+            layer = rows.cache.layer(rows.call_of(cast("int", module.layer_idx)))
+            key, value = layer.extend("key", key), layer.extend("value", value)
     segments = rows.segments(sliding_window or 0)
     heads = vars(module).get(_HEADS)
     attended = attend(query, key, value, segments, heads=heads, scale=scaling, soft_cap=softcap, sinks=s_aux)
     return attended.unsqueeze(0), None
 
 
+def hold_together(layer: nn.Module) -> None:
+    """Have all parts of a layer know the rows that `hold_rows` says of one of them."""
+    held = Held()
+    for part in layer.modules():
+        vars(part)[_HELD] = held
+
+
 @contextmanager
-def hold_rows(part: nn.Module, rows: PackedRows) -> Iterator[None]:
+def hold_rows(part: nn.Module, rows: PackedRows | CarriedRows) -> Iterator[None]:
     """Have a part of a layer, and all inside of it, run on these rows within."""
-    inside = [vars(one) for one in part.modules()]
-    before = [one.get(_ROWS) for one in inside]
-    for one in inside:
-        one[_ROWS] = rows
+    if not hasattr(part, _HELD):  # it lies in no layer
+        hold_together(part)
+    held: Held = getattr(part, _HELD)
+    before, held.rows = held.rows, rows
     try:
         yield
     finally:
-        for one, other in zip(inside, before, strict=True):
-            one[_ROWS] = other
+        held.rows = before
 
 
 def rows_of(part: nn.Module) -> PackedRows:
-    """Return the rows on which a part of a layer runs.
+    """Return the rows on which a part of a layer runs, which is not compiled.
 
     Raises:
         PluginError: none of its layers does.
     """
     rows = held_rows(part)
     if rows is None:
-        raise refusal(part, "attention inside of layers alone", "a call from elsewhere")
+        raise _called_from_elsewhere(part)
     return rows
 
 
 def held_rows(part: nn.Module) -> PackedRows | None:
-    """Return the rows on which a part of a layer runs, None if none of its layers does."""
-    rows = vars(part).get(_ROWS)
-    return rows if isinstance(rows, PackedRows) else None
+    """Return the rows on which a part of a layer runs, which is not compiled; None if none of its layers does."""
+    rows = _held_in_any_form(part)
+    if isinstance(rows, CarriedRows):
+        whole: PackedRows = content_of(rows.carrier)
+        return whole
+    return rows
+
+
+def _held_in_any_form(part: nn.Module) -> PackedRows | CarriedRows | None:
+    held: Held | None = getattr(part, _HELD, None)
+    return None if held is None else held.rows
+
+
+def _called_from_elsewhere(part: nn.Module) -> PluginError:
+    return refusal(part, "attention inside of layers alone", "a call from elsewhere")
 
 
 def set_heads(module: nn.Module, heads: Sequence[int]) -> None:

@@ -10,9 +10,13 @@ from torch import Tensor, nn
 
 from mimo.model.runtime import Dropout, DropPath
 
+_COUNTS = "it draws by how often it has been called"
+
 
 class BridgedDropout(Dropout):
     """In the place of a dropout of the library, which may serve in several places of a layer."""
+
+    stays_eager = _COUNTS
 
     @property
     def p(self) -> float:
@@ -26,6 +30,8 @@ class BridgedDropout(Dropout):
 
 class BridgedDropPath(DropPath):
     """Likewise, in the place of what drops all that a residual branch adds to an item."""
+
+    stays_eager = _COUNTS
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``x`` with all of some items at 0, others in each place."""

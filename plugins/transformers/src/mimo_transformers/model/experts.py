@@ -12,7 +12,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from mimo.model.runtime import Dispatch, DrawKeys, Drawn, ExpertAxis, GroupedLinear, TensorAxis
+from mimo.model.runtime import Dispatch, DrawKeys, Drawn, ExpertAxis, GroupedLinear, Moe, TensorAxis
 from mimo_transformers.model.attention import held_rows
 from mimo_transformers.model.modules import Draw, Published, draw_all, without_contents
 
@@ -34,6 +34,8 @@ class BridgedExperts(nn.Module):
         layer: number of the layer, where what its router decides is taken down.
         draw_keys: by which what is added to its linears draws at random.
     """
+
+    stays_eager = Moe.stays_eager
 
     def __init__(self, replaced: Any, draw: Draw) -> None:
         super().__init__()

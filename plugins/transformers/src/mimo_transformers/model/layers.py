@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mimo_transformers.model.attention import PackedRows, hold_rows
+from mimo_transformers.model.attention import CarriedRows, PackedRows, hold_rows, hold_together
 from mimo_transformers.model.per_sample import mix_in, run_per_sample
 
 _NEXT = "_mimo_next_rows"
@@ -29,7 +29,7 @@ class BridgedLayer(nn.Module):
         """Run it on the rows of the forward that calls it."""
         return super().__call__(*given, **{LAYER_ROWS: vars(self)[_NEXT], **named})
 
-    def forward(self, *given: Any, mimo_rows: PackedRows, **named: Any) -> Any:
+    def forward(self, *given: Any, mimo_rows: PackedRows | CarriedRows, **named: Any) -> Any:
         """Return what the library's layer does."""
         with hold_rows(self, mimo_rows):
             return super().forward(*given, **named)
@@ -48,12 +48,13 @@ class LayerStandIn(BridgedLayer):
     finishes: bool
     returns: int
 
-    def forward(self, *given: Any, mimo_rows: PackedRows, **named: Any) -> Any:
+    def forward(self, *given: Any, mimo_rows: PackedRows | CarriedRows, **named: Any) -> Any:
         """Return the rows [1, T, H] that come in, or those of the stage before."""
+        assert isinstance(mimo_rows, PackedRows), "nobody compiles it"
         hidden: Tensor = given[0] if given else next(one for one in named.values() if isinstance(one, Tensor))
         if self.resumes:
             assert mimo_rows.resumed is not None
-            hidden = mimo_rows.resumed.unsqueeze(0)
+            hidden = mimo_rows.resumed
         if self.finishes:
             mimo_rows.result = hidden.squeeze(0)
         return (hidden, *[None] * (self.returns - 1)) if self.returns else hidden
@@ -83,6 +84,7 @@ def bridge_layers(layers: Iterable[nn.Module], mixers: Mapping[type[nn.Module], 
             if type(part) in mixers:
                 run_per_sample(part, path=f"{index}.{path}", takes_states=mixers[type(part)])
         mix_in(layer, BridgedLayer)
+        hold_together(layer)
 
 
 def stand_in(layer: nn.Module, *, resumes: bool, finishes: bool, returns: int) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from functools import cache, partial
 from typing import Any, cast
 
 import attrs
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 from mimo.hooks import PluginError
 from mimo.model.runtime import Embedding, Linear, TensorAxis
 
+_DRAWING = "_mimo_drawing"
+"""Attribute of a module of the library: what draws its initial values."""
 Draw = Callable[[nn.Module], None]
 """Draws the initial values of the parameters that a module of the library itself holds."""
 
@@ -194,10 +197,17 @@ def _fill(module: nn.Module, tensors: Mapping[str, Tensor], draw: Draw, constant
         )
 
 
-def drawn_by(draw: Draw, original: type[nn.Module], constant: Constant) -> type[nn.Module]:
-    """Return a class of a module of the library that draws its own initial values, as `build_part` wants it."""
+def draws_by_itself(part: nn.Module, draw: Draw, constant: Constant) -> None:
+    """Have a module of the library draw its own initial values, as `build_part` wants it."""
+    vars(part)[_DRAWING] = partial(draw_all, draw=draw, constant=constant)
+    part.__class__ = _drawing(cast("Any", type(part)))
+
+
+@cache
+def _drawing(original: type[Any]) -> type[nn.Module]:
+    """Return one class for all layers, as compiled ones share their graph by it."""
 
     def reset_parameters(self: nn.Module) -> None:
-        draw_all(self, draw, constant)
+        vars(self)[_DRAWING](self)
 
     return type(original.__name__, (original,), {"reset_parameters": reset_parameters})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -17,7 +17,7 @@ from mimo_transformers.model.modules import (
     BridgedLinear,
     Constant,
     Draw,
-    drawn_by,
+    draws_by_itself,
     fill_buffers,
     without_contents,
 )
@@ -62,7 +62,21 @@ def make_own(module: nn.Module, draw: Draw, constant: Constant, paths: Mapping[n
             above, _, name = path.rpartition(".")
             around = blank.get_submodule(above) if path else None
             by_itself = partial(_draw_own, draw, blank.get_submodule(path), around, name)
-            part.__class__ = drawn_by(by_itself, type(part), own)
+            draws_by_itself(part, by_itself, own)
+
+
+def record_whole_layers(tower: Any, layers: Iterable[nn.Module]) -> None:
+    """Have the library record what layers of a tower return, if that, and nothing inside of them.
+
+    It has a hook in each attention, and where that asks whether to record, a graph of a compiled layer would end.
+    """
+    with suppress(ImportError):  # releases without such hooks
+        from transformers.utils.output_capturing import maybe_install_capturing_hooks
+
+        maybe_install_capturing_hooks(tower)
+    for layer in layers:
+        for part in set(layer.modules()) - {layer}:
+            part._forward_hooks.clear()  # noqa: SLF001 - PyTorch gives handles to those alone who add hooks
 
 
 def _at(constant: Constant, path: str, leaf: str) -> float | None:

@@ -8,8 +8,9 @@ Shapes: T rows, L of one sample; the library puts a dim of 1 before rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import torch
@@ -111,6 +112,7 @@ class PerSample(nn.Module):
 
     draw_keys: DrawKeys
     takes_states: str
+    stays_eager = "it runs on one sample after the other"
 
     def forward(self, *given: Any, **named: Any) -> Any:
         """Return what the library's part makes of each sample, one behind the other; None for what isn't of rows.
@@ -232,5 +234,10 @@ def run_per_sample(part: nn.Module, *, path: str = "", takes_states: str = "") -
 
 def mix_in(part: nn.Module, first: type[nn.Module]) -> None:
     """Put a class before that of a module."""
-    original = type(part)
-    part.__class__ = type(original.__name__, (first, original), {})
+    part.__class__ = _mixed(cast("Any", first), cast("Any", type(part)))
+
+
+@cache
+def _mixed(first: type[Any], original: type[Any]) -> type[nn.Module]:
+    """Return one class for all layers, as compiled ones share their graph by it."""
+    return type(original.__name__, (first, original), {})

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from functools import cache, partial
+from functools import cache
 from typing import Any
 
 import attrs
@@ -22,9 +22,12 @@ from mimo_transformers.family import HfDecoderConfig, base_path_of, new_network,
 from mimo_transformers.model.attention import RoutedRows, register_attention, rows_of
 from mimo_transformers.model.experts import BridgedExperts, is_experts
 from mimo_transformers.model.parts import find_parts
+from mimo_transformers.model.per_sample import mix_in
 
 _RECORDED = "router_logits"
 """Name under which the library's classes say which module returns them."""
+_PLACE = "_mimo_place"
+"""Attribute of a router: the number of its layer, and where the logits are in what it returns."""
 
 
 @attrs.frozen(kw_only=True)
@@ -128,14 +131,25 @@ def record_choices(layer: nn.Module, number: int, place: RouterPlace) -> None:
         number: of it.
         place: of its router.
     """
-    layer.get_submodule(place.path).register_forward_hook(partial(_take_logits, number, place.index))
+    router = layer.get_submodule(place.path)
+    mix_in(router, RecordedRouter)
+    vars(router)[_PLACE] = number, place.index
     (experts,) = (part for part in layer.modules() if isinstance(part, BridgedExperts))
     experts.layer = number
 
 
-def _take_logits(number: int, index: int, router: nn.Module, _given: Any, found: Any) -> None:
-    if (routed := rows_of(router).routed) is not None:
-        routed[number] = RoutedRows(logits=found[index] if isinstance(found, tuple) else found)
+class RecordedRouter(nn.Module):
+    """Mixed into the class of a router: it takes down its logits."""
+
+    stays_eager = "it takes down what it decides"
+
+    def forward(self, *given: Any, **named: Any) -> Any:
+        """Return what the library's router does."""
+        found = super().forward(*given, **named)
+        number, index = vars(self)[_PLACE]
+        if (routed := rows_of(self).routed) is not None:
+            routed[number] = RoutedRows(logits=found[index] if isinstance(found, tuple) else found)
+        return found
 
 
 def add_balance_loss(

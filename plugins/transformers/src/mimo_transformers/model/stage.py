@@ -111,6 +111,7 @@ class HfStage(LanguageStage):
             places = None if places is None else functional.pad(places, (0, 0, 0, 1))
             drawn = attrs.evolve(drawn, rows=None if drawn.rows is None else functional.pad(drawn.rows, (0, 0, 0, 1)))
         x, deep = self.begin_deep(x)
+        x = torch.stack((x,))  # [1, T, H], and no view, of which a compiled layer would have a graph of its own
         packed = PackedRows(
             lengths=batch.lengths,
             positions=positions,
@@ -125,7 +126,7 @@ class HfStage(LanguageStage):
         )
         base, _, layers = self._networks
         with self.draw_keys.at(drawn):
-            found = run_base(base, layers, x.unsqueeze(0), packed).squeeze(0)
+            found = run_base(base, layers, x, packed).squeeze(0)
         if cache is not None:
             cache.end()
         self._add_balance_loss(batch, packed)
@@ -137,8 +138,7 @@ class HfStage(LanguageStage):
 
     def _add_balance_loss(self, batch: LanguageBatch, rows: PackedRows) -> None:
         """Add what the routers here come to, and have nothing taken down when layers are computed again."""
-        routed, rows.routed = rows.routed, None
-        if routed:
+        if routed := rows.take_routed():
             add_balance_loss(
                 routed,
                 batch,

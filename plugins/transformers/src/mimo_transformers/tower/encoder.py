@@ -20,7 +20,7 @@ from mimo.model.runtime import DrawKeys, Drawn, PackedRows, Projector, create_on
 from mimo_transformers.family import HfEncoderConfig, new_tower, quiet
 from mimo_transformers.model.drops import replace_drops
 from mimo_transformers.model.modules import Constant, Draw, Published, without_contents
-from mimo_transformers.model.own import make_own, replace
+from mimo_transformers.model.own import make_own, record_whole_layers, replace
 
 _GRID_DIMS = 4
 """Of rows that lie in a grid: [N, W, h, w], as those of convolutions, or [N, h, w, W]."""
@@ -161,6 +161,7 @@ class HfEncoder(nn.Module):
         for path, parameter in network.named_parameters():
             parameter.requires_grad_(parameter.requires_grad and path not in idle)
         self.encoder = network
+        record_whole_layers(network, self._layers())
         self.draw_keys = DrawKeys()
         self.projector = Projector(config.projector, self.rows.width, hidden)
 
@@ -203,16 +204,20 @@ class HfEncoder(nn.Module):
         Raises:
             ConfigError: they don't follow one another in one list.
         """
-        count = getattr(self.config.library(), "num_hidden_layers", None)
-        lists = [part for part in self.encoder.modules() if isinstance(part, nn.ModuleList) and len(part) == count]
-        if not lists:
+        if not (layers := self._layers()):
             raise ConfigError(
                 "recompute",
                 expected="'none', since the layers of this tower don't follow one another in one list",
                 got="'full'",
                 fix="Leave it out.",
             )
-        return [layer.forward for layer in lists[0]]
+        return [layer.forward for layer in layers]
+
+    def _layers(self) -> Sequence[nn.Module]:
+        """Return the tower's layers, none where they don't follow one another in one list."""
+        count = getattr(self.config.library(), "num_hidden_layers", None)
+        lists = (part for part in self.encoder.modules() if isinstance(part, nn.ModuleList) and len(part) == count)
+        return list(next(lists, ()))
 
     def tower_rows(self, items: Sequence[Mapping[str, Tensor]]) -> Tensor:
         """Return the rows [N·T, W] of images; without any the tower runs all the same, on a black one."""

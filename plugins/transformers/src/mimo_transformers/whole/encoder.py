@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from mimo.hooks import ConfigError
 from mimo_transformers.family import ImageHalf, image_half
 from mimo_transformers.model.modules import Constant, Draw, Published, without_contents
-from mimo_transformers.model.own import make_own, replace
+from mimo_transformers.model.own import make_own, record_whole_layers, replace
 from mimo_transformers.whole.config import HfImagesConfig
 from mimo_transformers.whole.packed_images import use_image_attention
 
@@ -77,6 +77,7 @@ class HfImages(nn.Module):
             inside |= {one: f"{inside[part]}.{path}".strip(".") for path, one in part.named_modules()}
         _move_mergers(half)
         self.encoder, self.projector = half.tower, half.base
+        record_whole_layers(half.tower, self._layers())
         # Not parts: names of them as the library has them.
         self._names = {path: inside[part] for path, part in self.named_modules() if part in inside}
         for path, parameter in self.named_parameters():
@@ -104,11 +105,15 @@ class HfImages(nn.Module):
         Raises:
             ConfigError: there is no list of layers in it.
         """
-        lists = [part for part in self.encoder.modules() if isinstance(part, nn.ModuleList) and len(part)]
-        if not lists:
+        if not (layers := self._layers()):
             got, fix = "'full'", "Leave it out."
             raise ConfigError("recompute", expected="'none', since this tower has no list of layers", got=got, fix=fix)
-        return [layer.forward for layer in max(lists, key=len)]
+        return [layer.forward for layer in layers]
+
+    def _layers(self) -> Sequence[nn.Module]:
+        """Return the tower's layers, none where there is no list of them."""
+        lists = (part for part in self.encoder.modules() if isinstance(part, nn.ModuleList))
+        return list(max(lists, key=len, default=()))
 
     def published(self, network: Any) -> dict[str, Published]:
         """Return for each parameter here, by its path, what it is in the library's whole model."""

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mimo.model.runtime import Segments, attend
+from mimo.model.runtime import CarriedSegments, Segments, attend, carry
 
 IMAGE_ATTENTION = "mimo_flash_rows"
 """Name under which it is registered; set in a config alone, so that no kernel of this name is looked for."""
@@ -52,18 +52,39 @@ def image_attention(
         assert cu_seq_lens_q is None, "segments are masked by themselves"
         found = functional.scaled_dot_product_attention(query, key, value, attn_mask=attention_mask, scale=scaling)
         return found.transpose(1, 2), None
+    if cu_seq_lens_q is not None:
+        setattr(module, _CALLED, True)
     count, _, rows, _ = query.shape
+    segments = _in_graph(query, cu_seq_lens_q) if torch.compiler.is_compiling() else _segments(query, cu_seq_lens_q)
     query, key, value = (x.transpose(1, 2).flatten(0, 1) for x in (query, key, value))
-    if cu_seq_lens_q is None:
-        found = attend(query, key, value, _images(count, rows, query.device), scale=scaling)
-        return found.unflatten(0, (count, rows)), None
-    setattr(module, _CALLED, True)
-    segments = getattr(cu_seq_lens_q, _SEGMENTS, None)
-    if segments is None:
-        lengths = cu_seq_lens_q.diff().tolist()
-        segments = Segments.of(lengths, causal=False, rows=rows, device=query.device)
-        setattr(cu_seq_lens_q, _SEGMENTS, segments)
-    return attend(query, key, value, segments, scale=scaling).unsqueeze(0), None
+    return attend(query, key, value, segments, scale=scaling).unflatten(0, (count, rows)), None
+
+
+def _segments(query: Tensor, firsts: Tensor | None) -> Segments:
+    """Return the segments of queries [B, N, T, D]: of their first rows and T, or without these of B images."""
+    count, _, rows, _ = query.shape
+    if firsts is None:
+        return _images(count, rows, query.device)
+    found: Segments | None = getattr(firsts, _SEGMENTS, None)
+    if found is None:
+        found = Segments.of(firsts.diff().tolist(), causal=False, rows=rows, device=query.device)
+        setattr(firsts, _SEGMENTS, found)
+    return found
+
+
+def _in_graph(query: Tensor, firsts: Tensor | None) -> CarriedSegments:
+    return CarriedSegments(_carried(query, firsts))
+
+
+@torch.library.custom_op("mimo_transformers::image_segments", mutates_args=())
+def _carried(query: Tensor, firsts: Tensor | None) -> Tensor:
+    """Return what carries the segments of queries, see `_segments`."""
+    return carry(_segments(query, firsts))
+
+
+@_carried.register_fake
+def _carried_fake(_query: Tensor, _firsts: Tensor | None) -> Tensor:
+    return torch.empty(1, dtype=torch.uint8, device="cpu")
 
 
 @lru_cache(maxsize=8)

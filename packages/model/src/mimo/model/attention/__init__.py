@@ -2,8 +2,8 @@
 
 from mimo.model.attention.cache_step import CacheStep, SequenceRun, grown, moves
 from mimo.model.attention.chunks import Spans, cut_segments
-from mimo.model.attention.operator import CarriedSegments, attend
-from mimo.model.attention.segments import Segments
+from mimo.model.attention.operator import attend
+from mimo.model.attention.segments import CarriedSegments, Segments
 
 __all__ = [
     "CacheStep",

@@ -11,25 +11,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, cast
 
-import attrs
 import torch
 from torch import Tensor
 
 from mimo.model.attention import attention
-from mimo.model.attention.segments import Segments
+from mimo.model.attention.segments import CarriedSegments, Segments
 from mimo.model.graphs import carry, content_of
-
-
-@attrs.frozen(eq=False)
-class CarriedSegments:
-    """`Segments` for a compiled layer, which hands them on to `attend` unseen; make it with `CarriedSegments.of`."""
-
-    carrier: Tensor
-
-    @classmethod
-    def of(cls, segments: Segments) -> CarriedSegments:
-        """Return these segments, carried."""
-        return cls(carry(segments))
 
 
 def attend(

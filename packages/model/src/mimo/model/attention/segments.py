@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from typing import NamedTuple
 
 import attrs
 import torch
@@ -17,11 +18,22 @@ from mimo.model.attention.call_rows import gathered_rows
 from mimo.model.attention.chunks import Chunk, Cut, Spans, cut_rows, cut_segments
 from mimo.model.attention.padded import PaddedCalls
 from mimo.model.attention.varlen import VarlenCall
+from mimo.model.graphs import ForGraphs, carry
 from mimo.model.parallel import ContextAxis
 
 
+class CarriedSegments(NamedTuple):  # which can also be made inside of a graph
+    """`Segments` for a compiled layer, which hands them on to `attend` unseen.
+
+    Args:
+        carrier: carries them.
+    """
+
+    carrier: Tensor
+
+
 @attrs.frozen(kw_only=True, eq=False)
-class Segments:
+class Segments(ForGraphs):
     """Where the segments of packed rows lie; make it with `Segments.of` or another of its class methods.
 
     Args:
@@ -44,6 +56,10 @@ class Segments:
     context: ContextAxis
     counts: tuple[int, ...]
     single_mask: Tensor | None = None
+
+    def for_graphs(self) -> CarriedSegments:
+        """Return what stands for them in a graph."""
+        return CarriedSegments(carry(self))
 
     @cached_property
     def padded(self) -> PaddedCalls:

@@ -17,15 +17,18 @@ from torch import Tensor, nn
 from torch.utils._triton import has_triton
 
 from mimo.hooks import ConfigError
-from mimo.model.attention import CarriedSegments, Segments
 from mimo.model.build.recompute import check_methods
 from mimo.model.draws import DrawKeys
-from mimo.model.language import LayerCache
+from mimo.model.graphs import ForGraphs
 from mimo.model.layers import DefersWeightGrads, WeightGradQueue
 from mimo.model.spec import ModuleSpec, StaysEager
 
 _MAX_GRAPHS = 64
 """Of one method, before PyTorch gives up: of stages other parts are trained, and evaluation has graphs of its own."""
+
+
+class _Eagerly:
+    """In the place of an argument with which a layer is not compiled."""
 
 
 @attrs.frozen(kw_only=True)
@@ -56,7 +59,10 @@ def compilation_of(spec: ModuleSpec, module: nn.Module, *, name: str) -> Compila
         return Compilation(layers={}, eager={"": f"the plugin {spec.name!r} says that its layers can't be compiled"})
     if "full" not in spec.recompute:
         return Compilation(layers={}, eager={"": f"the plugin {spec.name!r} names no layers, by recompute['full']"})
-    layers = [part for part, _ in check_methods(spec.recompute["full"](module), name=name)]
+    try:
+        layers = [part for part, _ in check_methods(spec.recompute["full"](module), name=name)]
+    except ConfigError as error:
+        return Compilation(layers={}, eager={"": f"the plugin {spec.name!r} finds no layers: {error}"})
     eager = {type(part).__name__: why for layer in layers for part, why in _eager_parts(layer)}
     compiled = Counter(type(layer).__name__ for layer in layers if not isinstance(layer, StaysEager))
     return Compilation(
@@ -131,23 +137,27 @@ def _compiled(method: Callable[..., Any], backend: str) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def run(part: nn.Module, *given: Any, **named: Any) -> Any:
-        values = (*given, *named.values())
-        # No rows would need a graph of their own; a cache is changed by what reads it, and grows.
-        if any(isinstance(one, LayerCache) or (isinstance(one, Tensor) and not one.numel()) for one in values):
+        values, names = tuple(map(_in_graphs, given)), {name: _in_graphs(one) for name, one in named.items()}
+        if any(one is _Eagerly for one in (*values, *names.values())):
             return method(part, *given, **named)
         if isinstance(part, DefersWeightGrads) and part.weight_grad_queue is not None:
             part.weight_grad_queue.know(part)
         keys: DrawKeys = cast("Any", part).draw_keys
-        given, named = tuple(map(_carried, given)), {name: _carried(one) for name, one in named.items()}
         if keys.rows is None:
-            return compiled(part, *given, **named)
-        return compiled_drawing(part, keys.rows, *given, **named)
+            return compiled(part, *values, **names)
+        return compiled_drawing(part, keys.rows, *values, **names)
 
     return run
 
 
-def _carried(one: Any) -> Any:
-    return CarriedSegments.of(one) if isinstance(one, Segments) else one
+def _in_graphs(one: Any) -> Any:
+    """Return what a graph takes for an argument, `_Eagerly` where it takes none: of no rows it would be another one."""
+    if isinstance(one, Tensor):
+        return one if one.numel() else _Eagerly
+    if not isinstance(one, ForGraphs):
+        return one
+    found = one.for_graphs()
+    return _Eagerly if found is None else found
 
 
 def check_backend(backend: str, device: torch.device) -> None:

@@ -22,6 +22,16 @@ _carried: weakref.WeakValueDictionary[int, _Carried] = weakref.WeakValueDictiona
 """By address of the memory."""
 
 
+class ForGraphs:
+    """What a compiled layer may be given, in a form that graphs take."""
+
+    __slots__ = ()
+
+    def for_graphs(self) -> object | None:
+        """Return that form, of plain values and tensors that `carry`; None where the layer is to run eagerly."""
+        raise NotImplementedError
+
+
 def carry(content: object, dtype: torch.dtype = torch.uint8) -> Tensor:
     """Return a tensor of one element, on the CPU, that carries ``content``.
 

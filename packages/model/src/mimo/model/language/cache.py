@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mimo.model.attention import CacheStep, Segments, SequenceRun, Spans, grown, moves
+from mimo.model.graphs import ForGraphs
 from mimo.model.language.batch import LanguageBatch
 
 _BLOCK = 64
@@ -23,7 +24,7 @@ _BLOCK = 64
 
 
 @attrs.define(eq=False)
-class LayerCache:
+class LayerCache(ForGraphs):
     """What one layer saves.
 
     Args:
@@ -35,6 +36,9 @@ class LayerCache:
     cache: DecodeCache
     rows: dict[str, Tensor] = attrs.field(factory=dict)
     tensors: dict[str, Tensor] = attrs.field(factory=dict)
+
+    def for_graphs(self) -> None:
+        """Have a layer that reads it run eagerly: it changes, and grows."""
 
     @property
     def runs(self) -> tuple[SequenceRun, ...]:
