@@ -8,12 +8,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple, cast
+from unittest import mock
 
 import attrs
 import pytest
 import torch
 from lanes import EVERYBODY, ROWS, SHARDS, Block, Case, Stage, alone, check_identical, config_of, lay_out, run
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.utils.checkpoint import checkpoint
 
 from mimo.hooks import PluginError
@@ -21,7 +23,9 @@ from mimo.optimizer import ModuleParameters
 from mimo.topology import Grid, Module, ModuleGraph
 from mimo.topology.meshes import Meshes
 from mimo_optimizer_distributed import DISTRIBUTED
+from mimo_optimizer_distributed._fsdp import Group
 from mimo_optimizer_distributed.spec import shard
+from mimo_optimizer_distributed.units import owned
 
 
 class View(Block):
@@ -235,3 +239,64 @@ def test_distributed_layers_run_while_those_behind_them_are_not_there_yet(run_ra
     places = ("enter", "layers.0", "layers.1", "layers.2")
     assert first == [f"{place} {what}" for place in places for what in ("is gathered", "has run")]
     assert other == [f"{place} is gathered" for place in places]
+
+
+class LateStream:
+    """What stands in for a device's stream: what it is given is done when somebody waits for it."""
+
+    device = torch.device("cpu")
+
+    def __init__(self) -> None:
+        self.given: list[Callable[[], object]] = []
+
+    def __enter__(self) -> None:
+        """Do nothing."""
+
+    def __exit__(self, *_error: object) -> None:
+        """Do nothing."""
+
+    def record_event(self) -> LateStream:
+        """Return what is reached when all is done."""
+        return self
+
+    def wait_event(self, event: LateStream) -> None:
+        """Come after it."""
+        self.given.append(event.wait)
+
+    def wait(self) -> None:
+        """Do all."""
+        while self.given:
+            self.given.pop(0)()
+
+
+def _gathered_from_elsewhere(_rank: int, precision: str) -> list[float]:
+    """Return the weight with which a layer computes whose piece is 1, and becomes 2 on a stream of its own."""
+    layer = nn.Linear(2, 1, bias=False)
+    nn.init.ones_(layer.weight)
+    beside, dtype = LateStream(), torch.bfloat16 if precision == "bf16" else torch.float32
+
+    def before() -> None:
+        beside.given.append(lambda: group.pieces["weight"].fill_(2))
+
+    group = Group(
+        owned([layer], dict(layer.named_parameters())),
+        mesh=init_device_mesh("cpu", (1,)),
+        sums=lambda _gradients: pytest.fail("nothing is summed"),
+        dtype=dtype,
+        before=before,
+    )
+    with (
+        ThreadPoolExecutor(1) as executor,
+        mock.patch.object(torch.accelerator, "current_stream", return_value=LateStream()),
+    ):
+        group.gather_when_ready(executor, cast("torch.Stream", beside))
+        group.wait()
+    return cast("list[float]", layer.weight.flatten().tolist())
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_distributed_a_single_lane_reads_pieces_when_they_have_come(
+    precision: str, run_ranks: Callable[..., list[Any]]
+) -> None:
+    """As of several lanes: FSDP2 gathers nothing then, and waits for no stream."""
+    assert run_ranks(1, partial(_gathered_from_elsewhere, precision=precision)) == [[2.0, 2.0]]

@@ -90,7 +90,7 @@ class Group:
             for one in self._group.fsdp_params
         }
         self._trained = {name: one for name, one in self._parameters.items() if one.sharded_param.requires_grad}
-        self._is_due: Future[None] | None = None
+        self._is_due: Future[torch.Event | None] | None = None
         self._pending: UnshardHandle | None = None
         self._sum: Begun | None = None
         self._sums: dict[str, Tensor] = {}
@@ -125,20 +125,27 @@ class Group:
         self._before()
         self._pending = self._module.unshard(async_op=True)
 
-    def _begin_gather_beside(self, stream: torch.Stream | None, stepped: torch.Event | None) -> None:
-        """Do so without having what the device computes wait for it, after what the device steps itself."""
+    def _begin_gather_beside(self, stream: torch.Stream | None, stepped: torch.Event | None) -> torch.Event | None:
+        """Do so without having what the device computes wait for it, after what the device steps itself.
+
+        Returns:
+            What is reached on ``stream`` when the pieces may be read. None on the CPU.
+        """
         if stream is None or stepped is None:
             self._begin_gather()
-            return
+            return None
         with stream:
             stream.wait_event(stepped)
             self._begin_gather()
+            return stream.record_event()
 
     def wait(self) -> None:
         """Have the modules hold what is being gathered."""
         if self._is_due is not None:
             due, self._is_due = self._is_due, None
-            due.result()
+            ready = due.result()
+            if ready is not None:  # of a single lane FSDP2 gathers nothing, and copies the pieces on the current stream
+                ready.wait()
             self._keep()
         if self._pending is not None:
             self._pending.wait()
