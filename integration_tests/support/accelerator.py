@@ -121,7 +121,7 @@ def _kind(func: Any, args: Any, kwargs: Any) -> str:
         kind = _copying(beside, args[1], source=source, target=target) if waits else ""
     elif not any(here) or func.namespace != "aten":
         pass
-    elif func in {aten._local_scalar_dense.default, aten.equal.default}:
+    elif func in {aten._local_scalar_dense.default, aten.equal.default} or _reads_offsets(func, args):
         kind = "number"
     elif func in _SHAPED_BY_NUMBERS or (func is aten.repeat_interleave.Tensor and not kwargs.get("output_size")):
         kind = "shape"
@@ -130,6 +130,11 @@ def _kind(func: Any, args: Any, kwargs: Any) -> str:
     elif any(tensor.dim() for tensor, is_here in zip(tensors, here, strict=True) if not is_here):
         kind = f"tensors of both in {func}"
     return kind
+
+
+def _reads_offsets(func: Any, args: Any) -> bool:
+    """Return whether a product of groups is none of one kernel: GPUs have one for bf16 alone."""
+    return func is aten._grouped_mm.default and args[0].dtype != torch.bfloat16
 
 
 def _copying(non_blocking: object, x: Tensor, *, source: bool, target: bool) -> str:

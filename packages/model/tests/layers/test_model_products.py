@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mimo.model.layers import Linear
+from mimo.model.layers.products import _suits_kernel
 
 
 @pytest.mark.parametrize("rows", [0, 1, 8, 40])
@@ -120,3 +123,25 @@ def test_other_dtypes_stay_with_pytorch(monkeypatch: pytest.MonkeyPatch) -> None
         with torch.no_grad(), _Products() as products:
             layer(x)
         assert products.names == ["addmm"]
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "major", "expected"),
+    [
+        ("cuda", torch.bfloat16, 9, True),
+        ("cuda", torch.bfloat16, 10, True),
+        ("cuda", torch.bfloat16, 8, False),
+        ("cuda", torch.float16, 9, False),
+        ("cuda", torch.float32, 9, False),
+        ("cpu", torch.float32, 0, True),
+    ],
+)
+def test_grouped_products_are_one_kernel_where_a_device_has_one(
+    device: str, dtype: torch.dtype, major: int, expected: bool
+) -> None:
+    """Elsewhere on GPUs PyTorch would read the counts back, for which the host waits until the device has caught up."""
+    rows: Any = SimpleNamespace(
+        device=torch.device(device), dtype=dtype, element_size=lambda: dtype.itemsize, numel=lambda: 64
+    )
+    with mock.patch.object(torch.cuda, "get_device_properties", return_value=SimpleNamespace(major=major)):
+        assert _suits_kernel(rows, 4, 16, 16) == expected

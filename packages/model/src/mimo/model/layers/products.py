@@ -22,6 +22,7 @@ from mimo.topology.device_copies import to_device
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _ALIGNMENT = 16  # bytes
+_CAPABLE = (9, 10)
 
 
 class Form(Protocol):
@@ -107,9 +108,20 @@ class Grouped:
 
 
 def _suits_kernel(x: Tensor, experts: int, outputs: int, inputs: int) -> bool:
-    """Tell whether torch's grouped product takes these: no double precision, nothing empty, aligned rows."""
+    """Tell whether torch's grouped product takes these: no double precision, nothing empty, aligned rows.
+
+    Where a device has no kernel for it, it would have the host wait to read the counts, and multiply one by one.
+    """
     aligned = all(size * x.element_size() % _ALIGNMENT == 0 for size in (outputs, inputs))
-    return x.dtype in _DTYPES and aligned and x.numel() > 0 and experts * outputs * inputs > 0
+    takes = x.dtype in _DTYPES and aligned and x.numel() > 0 and experts * outputs * inputs > 0
+    return takes and (x.device.type == "cpu" or _has_kernel(x.device, x.dtype))
+
+
+def _has_kernel(device: torch.device, dtype: torch.dtype) -> bool:
+    """Tell whether an accelerator has a kernel of grouped products: of CUDA, those of compute capability 9 and 10."""
+    if dtype != torch.bfloat16:
+        return False
+    return device.type != "cuda" or torch.cuda.get_device_properties(device).major in _CAPABLE
 
 
 def multiply(
