@@ -69,7 +69,20 @@ def test(case: Case) -> Found:
     for name, optimizer in OPTIMIZERS.items():
         with noting(name, wrong):
             costs[name] = measure(case, optimizer)
-    return Found(figures={}, wrong=wrong) if wrong else compare(costs["distributed"], costs["cpu-offload"])
+    if wrong:
+        return Found(figures={name: figures_of(cost) for name, cost in costs.items()}, wrong=wrong)
+    return compare(costs["distributed"], costs["cpu-offload"])
+
+
+def figures_of(cost: Cost) -> dict[str, Any]:
+    """Return what an optimizer came to beside which the other one failed."""
+    return {
+        "losses": list(cost.losses),
+        "seconds a step": cost.seconds,
+        "measured bytes of the device": cost.bytes,
+        "estimated bytes of the device": cost.estimate.device,
+        "copies beside computation": hidden_share(cost.events),
+    }
 
 
 def compare(plain: Cost, ours: Cost) -> Found:

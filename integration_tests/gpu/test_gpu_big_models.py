@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self
@@ -132,6 +132,22 @@ def test_the_optimizer_on_the_host_is_judged_on_a_gpu() -> None:
         "0.7 of the time of copies is beside computation, at least 0.8",
         "600 bytes are saved, estimated 500, allowed 0.1 of that apart",
     ]
+
+
+def test_an_optimizer_that_fails_leaves_what_the_other_came_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run on a GPU may come only once: what was measured is in its results, whatever fails later."""
+    cost = Cost(losses=[2.0], seconds=1.5, bytes=60, estimate=RankMemory(weights=50), events=())
+
+    def measure(_case: Case, optimizer: Mapping[str, Any]) -> Cost:
+        if optimizer["plugin"] == "cpu-offload":
+            raise RuntimeError("no such device")
+        return cost
+
+    monkeypatch.setattr(_offload, "measure", measure)
+    found = _offload.test(GPU)
+    assert found.wrong == ["cpu-offload: RuntimeError: no such device"]
+    assert found.figures["distributed"]["seconds a step"] == cost.seconds
+    assert found.figures["distributed"]["measured bytes of the device"] == cost.bytes
 
 
 def test_a_checkpoint_is_read_back_bit_by_bit(tmp_path: Path) -> None:
