@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -68,7 +69,9 @@ def test_what_is_measured_can_be_planned_with(settings: Path) -> None:
         assert (found["recomputed"] > 0) == (module == "vision")
 
     chosen = f"schedule.profile={folder / 'costs.json'}"
-    assert here("check", settings, "modules.vision.recompute=full", chosen, cwd=folder).printed
+    shown = here("check", settings, "modules.vision.recompute=full", chosen, cwd=folder).printed
+    assert "each rank reads all 8 samples of a step, " in shown
+    assert re.search(rf"that is \S+ of the \S+ \w+ of a step, simulated by the profile {folder}/costs.json\n", shown)
     refused = here("check", settings, chosen, cwd=folder)
     assert refused.refused("schedule.profile", 'modules.vision.recompute is "none"', 'where it is "full"')
 

@@ -226,6 +226,22 @@ def test_data_index_keeps_ids_beside_broken_samples(folder: Path) -> None:
     assert [layout.tokens.tolist() for layout in after] == [layout.tokens.tolist() for layout in before]
 
 
+def test_check_advises_to_keep_ids(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Beside the time in which a rank reads a step's samples, and only where they aren't kept."""
+    write(folder, [*SAMPLES, "{"])
+    said = "each rank reads all 2 samples of a step, whose "
+    advice = "`mimo data index FILE --tokens` keeps the ids"
+    assert run(["check", str(folder / "own.toml")]) == 0
+    out = capsys.readouterr().out
+    assert f"{said}texts it encodes, in " in out
+    assert advice in out
+    assert index(folder, "--tokens") == 3
+    assert run(["check", str(folder / "own.toml"), "data.broken=skip"]) == 0
+    out = capsys.readouterr().out
+    assert f"{said}ids are kept, in " in out
+    assert advice not in out
+
+
 def test_data_index_encodes_each_text_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where ids are kept; processes that are forked note it in a file."""
     tokens, noted = RecordDataset._tokens_of, folder / "encoded"

@@ -13,6 +13,8 @@ from cyclopts import Parameter
 def check(file: Path, /, *overrides: str, elsewhere: Annotated[bool, Parameter(negative="")] = False) -> None:
     """Show what FILE would run: grids, memory, the plan, and what the first step sends. Nothing is launched.
 
+    How long a rank takes to read the samples of a step is measured, in about a second.
+
     What `mimo train` would refuse is refused here too.
 
     Args:
@@ -36,6 +38,7 @@ def check(file: Path, /, *overrides: str, elsewhere: Annotated[bool, Parameter(n
 
     from mimo.launch import ranks_of_machine
     from mimo.trainer.batch.balance import step_balance
+    from mimo.trainer.commands.tables.reading import ReadingTime, show_reading
     from mimo.trainer.cost.memory import estimate_memory
     from mimo.trainer.cost.module_stats import module_stats
     from mimo.trainer.cost.parameter_names import check_patterns_of, followers
@@ -48,6 +51,7 @@ def check(file: Path, /, *overrides: str, elsewhere: Annotated[bool, Parameter(n
 
     source = None if elsewhere else find_source(settings, last=last_attempt(job.directory, environ))
     check_patterns_of(job)
+    reading = None if job.train is None else ReadingTime.of(job)
     show_job(
         make_console(),
         job,
@@ -58,6 +62,7 @@ def check(file: Path, /, *overrides: str, elsewhere: Annotated[bool, Parameter(n
         machine=ranks_of_machine(environ, job.world),
         changes=() if source is None else order_changes(job, source),
         compiled=compilations(job).items(),
+        reading=() if reading is None else list(show_reading(job, reading)),
         balance=None if job.train is None else partial(step_balance, job, 1),
     )
     if elsewhere:

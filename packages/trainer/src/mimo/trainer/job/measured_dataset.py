@@ -129,6 +129,14 @@ class MeasuredDataset:
         """Tell whether an index knows a sample to be broken."""
         return self._known is not None and self._known.is_broken(sample)
 
+    def encodes(self, sample: int) -> bool:
+        """Tell whether the ids of a sample come from its text, and not from an index.
+
+        Raises:
+            DataError: the index is damaged.
+        """
+        return not self.is_broken(sample) and self._kept(sample) is None
+
     def infos(self, sample: int) -> Sequence[ItemInfo]:
         """Return the items of a sample with their sizes; one of a modality that nobody reads may have none.
 
@@ -216,6 +224,11 @@ def knows_all_sizes(dataset: Dataset) -> bool:
     """Tell whether every source of a dataset has an index."""
     known = dataset.known if isinstance(dataset, MeasuredDataset) else None
     return known is not None and all(part is not None for part in known.parts)
+
+
+def encodes(dataset: Dataset, sample: int) -> bool:
+    """Tell whether a dataset makes the ids of a sample from its text; `DataError` as `MeasuredDataset.encodes`."""
+    return not isinstance(dataset, MeasuredDataset) or dataset.encodes(sample)
 
 
 def decoded(encoder: ItemSpec, raw: Any) -> Any:

@@ -57,6 +57,7 @@ def show_job(
     machine: int = 0,
     changes: Iterable[str] = (),
     compiled: Iterable[tuple[str, Compilation]] = (),
+    reading: Sequence[str] = (),
     balance: Callable[[], Mapping[Balance, StepBalance]] | None = None,
 ) -> None:
     """Print what a job will be: a summary, each rank's place and memory, the plan, and what its first step sends.
@@ -71,6 +72,7 @@ def show_job(
         machine: ranks of a machine; 0 for all.
         changes: in what the order of samples differs from what the checkpoint has that it resumes.
         compiled: what of each module is compiled, if anything is to be.
+        reading: lines on what it takes to read the samples of a step.
         balance: returns how evenly lanes share the first step; called last, likewise.
     """
     run = job.settings.run
@@ -100,6 +102,10 @@ def show_job(
         size = f"{run.global_batch} samples" if run.global_batch else f"{run.batch_tokens} tokens, of samples"
         console.print(f"parameters, and 10^12 operations of a step of {size} like the first ones")
         console.print(show_module_stats(stats))
+        console.print()
+    for line in reading:
+        console.print(Text(line), soft_wrap=True)
+    if reading:
         console.print()
     if followers:
         console.print(_patterns(job, followers))

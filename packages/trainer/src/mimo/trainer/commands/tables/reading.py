@@ -1,0 +1,84 @@
+"""What `mimo check` says of the time in which a rank reads a step's samples, measured on some of them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+
+import attrs
+
+from mimo.data import origin_of, sources_of
+from mimo.hooks import DataError
+from mimo.schedule import simulate
+from mimo.trainer.commands.tables.simulation import show_seconds
+from mimo.trainer.cost.step_cost import job_costs
+from mimo.trainer.job.job import Job
+from mimo.trainer.job.measured_dataset import encodes
+
+_SAMPLES = 64
+_MAX_SECONDS = 1.0
+"""After which no further sample is begun."""
+_CONSIDERABLE = 0.25
+"""Share of a step from which on it matters: the thread that reads takes turns with the one that steps."""
+
+
+@attrs.frozen(kw_only=True)
+class ReadingTime:
+    """What it takes to lay out samples, as each rank does with all those of a step.
+
+    Args:
+        samples: that were measured, without those that are left out as too long.
+        tokens: of these.
+        seconds: for all that were read.
+        encoded: whether any text was encoded, as no index keeps its ids.
+    """
+
+    samples: int
+    tokens: int
+    seconds: float
+    encoded: bool
+
+    @classmethod
+    def of(cls, job: Job, clock: Callable[[], float] = time.perf_counter) -> ReadingTime | None:
+        """Measure samples that come after those of the first step; None where none can be read."""
+        assert job.train is not None, "this job was resolved without training data"
+        lengths, seconds, encoded = list[int](), 0.0, False
+        for sample in job.sample_order().read(job.settings.most_samples, _SAMPLES).tolist():
+            begun = clock()
+            try:
+                layout = job.lay_out(job.train, sample)
+            except DataError:  # the step that needs it raises
+                continue
+            seconds += clock() - begun
+            if not (layout.truncated and job.settings.data.longer == "drop"):
+                lengths.append(len(layout.tokens))
+                encoded = encoded or encodes(job.train, sample)
+            if seconds > _MAX_SECONDS:
+                break
+        return cls(samples=len(lengths), tokens=sum(lengths), seconds=seconds, encoded=encoded) if lengths else None
+
+
+def show_reading(job: Job, reading: ReadingTime) -> Iterator[str]:
+    """Yield what a rank takes to read a step's samples, to what that bounds a run, and what to do where it is long."""
+    assert job.train is not None, "samples of it were measured"
+    run = job.settings.run
+    samples = run.global_batch or run.batch_tokens * reading.samples / reading.tokens
+    seconds = samples * reading.seconds / reading.samples
+    texts = "whose texts it encodes" if reading.encoded else "whose ids are kept"
+    rates = [_rounded(count / reading.seconds) for count in (reading.samples, reading.tokens)]
+    yield (
+        f"each rank reads all {_rounded(samples)} samples of a step, {texts}, in {show_seconds(seconds)}, as measured "
+        f"on {reading.samples} samples here: a run reads at most {rates[0]} samples or {rates[1]} tokens a second"
+    )
+    matters, profile = True, job.settings.schedule.profile
+    if profile:
+        step = simulate(job.plan, job.graph, job_costs(job)).seconds
+        matters = seconds >= _CONSIDERABLE * step
+        yield f"that is {seconds / step:.3g} of the {show_seconds(step)} of a step, simulated by the profile {profile}"
+    could_keep = any(origin_of(source) is not None for _, source in sources_of(job.train))
+    if matters and could_keep and reading.encoded:
+        yield "`mimo data index FILE --tokens` keeps the ids, so that no text is encoded in a run"
+
+
+def _rounded(value: float) -> str:
+    return f"{float(f'{value:.3g}'):,.12g}"
