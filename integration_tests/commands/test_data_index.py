@@ -242,6 +242,18 @@ def test_check_advises_to_keep_ids(folder: Path, capsys: pytest.CaptureFixture[s
     assert advice not in out
 
 
+def test_data_show_says_where_ids_come_from(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """From the text, or from those that the index keeps; a broken sample has none of its own."""
+    write(folder, [*SAMPLES, "{"])
+    for words, said in ((), "sizes"), (("--tokens",), "sizes and ids"):
+        assert index(folder, *words) == 3
+        capsys.readouterr()
+        assert run(["data", "show", str(folder / "own.toml"), "data.broken=skip"]) == 0
+        assert f"; {said} from the index\n" in capsys.readouterr().out
+        assert run(["data", "show", str(folder / "own.toml"), "data.broken=skip", "--sample", str(len(SAMPLES))]) == 0
+        assert "broken and left out; sizes from the index\n" in capsys.readouterr().out
+
+
 def test_data_index_encodes_each_text_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also where ids are kept; processes that are forked note it in a file."""
     tokens, noted = RecordDataset._tokens_of, folder / "encoded"

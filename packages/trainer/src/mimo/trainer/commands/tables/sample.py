@@ -14,6 +14,7 @@ from rich.text import Text
 from mimo.data import NO_LABEL, Dataset, PlacedItem, SampleLayout, sizes_of
 from mimo.hooks import plain_text
 from mimo.trainer.job.job import Job
+from mimo.trainer.job.measured_dataset import encodes
 
 
 def show_sample(job: Job, dataset: Dataset, sample: int, *, ids: bool) -> Iterator[RenderableType]:
@@ -34,12 +35,14 @@ def show_sample(job: Job, dataset: Dataset, sample: int, *, ids: bool) -> Iterat
     makes = f", {made} of them made" if made else ""
     known = sizes_of(dataset, [sample])
     source = "headers" if known is None else "the index"
-    broken = ", broken and left out" if known is not None and known.broken[0] else ""
+    is_broken = known is not None and bool(known.broken[0])
+    broken = ", broken and left out" if is_broken else ""
+    kept = "" if is_broken or encodes(dataset, sample) else " and ids"
     cut = f", cut at data.max_tokens = {job.settings.data.max_tokens}" if layout.truncated else ""
     yield Text(
         f"sample {sample} of {len(dataset)}, {plain_text(dataset.where(sample))}: {len(layout.tokens)} tokens, "
         f"{np.count_nonzero(layout.targets)} learnt, {len(layout.items)} items in {rows} rows{makes}{cut}{broken}; "
-        f"sizes from {source}"
+        f"sizes{kept} from {source}"
     )
     table = Table("tokens", "", "weight", "text", *(["ids"] if ids else []), box=None, pad_edge=False)
     items = {begin: item for item in layout.items for begin, end in _spans(item) if begin < end}
