@@ -277,34 +277,41 @@ def test_data_index_takes_kept_ids_away_that_it_does_not_make(folder: Path) -> N
 
 
 def test_data_index_refuses_kept_ids_that_are_stale_or_damaged(folder: Path) -> None:
-    """By their file where opening shows it, and by the sample's place where reading does."""
+    """By their file where opening shows it, and by the sample's place where reading does; the command keeps them."""
+    again = r".* Run `mimo data index FILE --tokens`"
     path = folder / "data" / "train.jsonl.tokens"
     assert index(folder, "--tokens", "data.max_tokens=30") == 0
     old = path.read_bytes()
     assert index(folder, "--tokens") == 0
     new = path.read_bytes()
     path.write_bytes(old)
-    with pytest.raises(DataError, match=r"train\.jsonl\.tokens: .*before a change of data\.max_tokens"):
+    with pytest.raises(DataError, match=rf"train\.jsonl\.tokens: .*before a change of data\.max_tokens{again}"):
         opened(folder)
     path.write_bytes(new)
     text = (folder / "own.toml").read_text()
     first, second = (text.index(f"[modules.{name}]") for name in ("vision", "second"))
     stop = text.index("[modules.language]")
     (folder / "own.toml").write_text(text[:first] + text[second:stop] + text[first:second] + text[stop:])
-    with pytest.raises(DataError, match=r"train\.jsonl\.tokens: .*before a change of the ids of placeholders"):
+    with pytest.raises(DataError, match=rf"train\.jsonl\.tokens: .*before a change of the ids of placeholders{again}"):
         opened(folder)
     (folder / "own.toml").write_text(text)
     path.write_bytes(new[:-8])
-    with pytest.raises(DataError, match=r"train\.jsonl\.tokens: .*damaged file"):
+    with pytest.raises(DataError, match=rf"train\.jsonl\.tokens: .*damaged file{again}"):
         opened(folder)
     stored = read_arrays(path.with_name(path.name)) if path.write_bytes(new) else None
     assert stored is not None
     place = new.index(stored.arrays["id"][:8].tobytes())
     path.write_bytes(new[:place] + b"\xff" + new[place + 1 :])
     job = opened(folder)
-    with pytest.raises(DataError, match=r"train\.jsonl:1: .*the ids of sample 0 differ from their checksum"):
+    with pytest.raises(DataError, match=rf"train\.jsonl:1: .*the ids of sample 0 differ from their checksum{again}"):
         job.lay_out(job.train, 0)
     job.lay_out(job.train, len(job.train) - 1)
+    with pytest.raises(DataError, match=rf"train\.jsonl\.sizes: .*before a change of data\.max_tokens{again}"):
+        opened(folder, "data.max_tokens=20")  # ids would go stale with them
+    write(folder, [*SAMPLES, "{"])
+    assert index(folder, "--tokens") == 3
+    with pytest.raises(DataError, match=r"1 of 8 that are broken.* and run `mimo data index FILE --tokens` again"):
+        opened(folder)
 
 
 def test_data_index_is_the_same_whatever_becomes_of_longer_samples(folder: Path) -> None:

@@ -118,7 +118,7 @@ class MeasuredDataset:
             return None if self._known is None else self._known.take(samples)
         except IndexFileError as error:
             where = f"{len(samples)} samples from {self.where(int(samples[0]))}"
-            raise _damaged(where, error) from error
+            raise self._damaged(where, error) from error
 
     @property
     def known(self) -> JoinedSizes | None:
@@ -180,13 +180,23 @@ class MeasuredDataset:
         try:
             return None if self._known is None else self._known.tokens_of(sample)
         except IndexFileError as error:
-            raise _damaged(self.where(sample), error) from error
+            raise self._damaged(self.where(sample), error) from error
 
     def _known_items(self, sample: int) -> tuple[ItemSize, ...] | None:
         try:
             return None if self._known is None else self._known.items_of(sample)
         except IndexFileError as error:
-            raise _damaged(self.where(sample), error) from error
+            raise self._damaged(self.where(sample), error) from error
+
+    def _damaged(self, where: str, error: IndexFileError) -> DataError:
+        """Return the refusal of an index, which is made anew with the ids where they are kept."""
+        tokens = "" if self._known is None or not any(self._known.tokens) else " FILE --tokens"
+        return DataError(
+            where,
+            expected="an index of these data",
+            got=f"a damaged one: {error}",
+            fix=f"Run `mimo data index{tokens}` again.",
+        )
 
     def _measure(self, info: ItemInfo) -> ItemInfo:
         encoder = self._encoders.get(info.modality)
@@ -205,12 +215,6 @@ class MeasuredDataset:
         if is_read_failure(error):  # no fault of the item
             return RunError(where, expected="a file system that can be read", got=got)
         return DataError(where, expected=f"an item that the {encoder.name} {noun_of(encoder)} can read", got=got)
-
-
-def _damaged(where: str, error: IndexFileError) -> DataError:
-    return DataError(
-        where, expected="an index of these data", got=f"a damaged one: {error}", fix="Run `mimo data index` again."
-    )
 
 
 def measured(

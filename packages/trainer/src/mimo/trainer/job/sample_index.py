@@ -43,7 +43,6 @@ from mimo.trainer.job.job import JobModule
 
 SIZES, TOKENS, BROKEN = ".sizes", ".tokens", ".broken"
 """Suffixes of the files of an index: its arrays, ids if they are kept, and lines of JSON on what is broken."""
-COMMAND = "Run `mimo data index` with these settings (for held-out samples with --evaluation)"
 EXTREMES = "extremes"
 """Text in the file: numbers of the items with the fewest and the most rows and losses."""
 BROKEN_SAMPLES = "broken_samples"
@@ -250,17 +249,27 @@ def _open(dataset: Dataset, rules: IndexRules, *, skips_broken: bool) -> SampleS
             origin.name,
             expected="samples that can be read",
             got=f"{broken} of {len(sizes)} that are broken, such as {', '.join(map(dataset.where, first))}",
-            fix=f"{index_path(origin, BROKEN)} says what is wrong with each. Mend them and run `mimo data index` "
-            'again, or set data.broken = "skip".',
+            fix=f"{index_path(origin, BROKEN)} says what is wrong with each. Mend them and run "
+            f'{_command(path)} again, or set data.broken = "skip".',
         )
     return sizes
+
+
+def _command(path: Path) -> str:
+    """Return what makes a file of an index anew, with the ids where they are kept: without --tokens they would go."""
+    return "`mimo data index FILE --tokens`" if path.with_suffix(TOKENS).exists() else "`mimo data index`"
+
+
+def _again(path: Path) -> str:
+    """Return what to do about an index."""
+    return f"Run {_command(path)} with these settings (for held-out samples with --evaluation) again"
 
 
 def _unreadable(path: Path, error: Exception) -> DataError:
     """Return the refusal of a file of an index that can't be read, or that is damaged."""
     if isinstance(error, OSError):
         return DataError(str(path), expected="an index that can be read", got=str(error))
-    return DataError(str(path), expected="an index of samples", got=f"a damaged file: {error}", fix=f"{COMMAND} again.")
+    return DataError(str(path), expected="an index of samples", got=f"a damaged file: {error}", fix=f"{_again(path)}.")
 
 
 def _refuse_stale(path: Path, changed: Sequence[str]) -> None:
@@ -269,7 +278,7 @@ def _refuse_stale(path: Path, changed: Sequence[str]) -> None:
             str(path),
             expected="an index of these data, made with these settings",
             got=f"one from before a change of {', '.join(changed)}",
-            fix=f"{COMMAND} again, or delete it.",
+            fix=f"{_again(path)}, or delete it.",
         )
 
 
