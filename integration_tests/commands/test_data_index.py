@@ -268,6 +268,18 @@ def test_data_index_encodes_each_text_once(folder: Path, monkeypatch: pytest.Mon
     assert noted.read_text().count("one") == 2 * len(SAMPLES)
 
 
+def test_data_index_keeps_ends_in_order(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whichever a dataset names, in any order, also such as it has not."""
+    monkeypatch.setattr(RecordDataset, "ends", lambda _own, _sample: [40, 20, 40, 1000])
+    before = laid_out(opened(folder))
+    assert {len(layout.tokens) for layout in before if layout.truncated} >= {40}
+    assert index(folder, "--tokens") == 0
+    monkeypatch.undo()
+    monkeypatch.delattr(Pictures, "mimo_indexed")
+    after = laid_out(opened(folder))
+    assert [layout.tokens.tolist() for layout in after] == [layout.tokens.tolist() for layout in before]
+
+
 def test_data_index_takes_kept_ids_away_that_it_does_not_make(folder: Path) -> None:
     """They may be stale."""
     assert index(folder, "--tokens") == 0

@@ -35,7 +35,7 @@ def samples(draw: st.DrawFn) -> SampleTokens:
     """Draw the ids of a sample, some with weights, and some with places where they may be cut."""
     ids = draw(st.lists(st.integers(-1, 1 << 24), max_size=6))
     weights = draw(st.lists(st.sampled_from([0.0, 1.0, 0.3, SMALLEST]), min_size=len(ids), max_size=len(ids)))
-    ends = draw(st.lists(st.integers(0, 6), max_size=3))
+    ends = sorted(draw(st.sets(st.integers(0, len(ids)), max_size=3)))
     return SampleTokens(
         ids=np.array(ids, dtype=np.int32),
         weights=np.array(weights, dtype=np.float32) if draw(st.booleans()) else None,
@@ -106,6 +106,17 @@ def test_data_index_tokens_with_weights_of_others_are_refused(runs: list[int]) -
     check[0] = zlib.crc32(SOME[0].ids.tobytes() + run.tobytes() + arrays.run_weight.tobytes())
     with pytest.raises(IndexFileError, match="sample 0 has 3 ids, and weights of others"):
         attrs.evolve(arrays, run=run, check=check)[0]
+
+
+@pytest.mark.parametrize("ends", [[-1], [2], [1, 0], [1, 1], [0, 1, -1], [1 << 30, 1]])
+def test_data_index_tokens_that_may_be_cut_elsewhere_are_refused(ends: list[int]) -> None:
+    """Numbers of ids that a sample of one hasn't, or that don't ascend; both ends of it may be cut at."""
+    whole = attrs.evolve(SOME[1], ends=np.array([0, 1], dtype=np.int32))
+    assert plain(TokenArrays.of([whole])[0]) == plain(whole)
+    tokens = TokenArrays.of([SOME[0], attrs.evolve(SOME[1], ends=np.array(ends, dtype=np.int32))])
+    with pytest.raises(IndexFileError, match="sample 1 has 1 ids, and may be cut where none is"):
+        tokens[1]
+    assert plain(tokens[0]) == plain(SOME[0])
 
 
 @pytest.mark.parametrize("name", ["id", "run", "run_weight", "end"])

@@ -110,9 +110,11 @@ class TokenArrays:
         if len(run) and (run.min() < 0 or run.sum(dtype=np.int64) != len(ids)):
             msg = f"sample {sample} has {len(ids)} ids, and weights of others"
             raise IndexFileError(msg)
-        return SampleTokens(
-            ids=ids, weights=weight.repeat(run) if len(run) else None, ends=end[1:] if len(end) else None
-        )
+        ends = end[1:] if len(end) else None
+        if ends is not None and not _are_ends(ends, len(ids)):
+            msg = f"sample {sample} has {len(ids)} ids, and may be cut where none is"
+            raise IndexFileError(msg)
+        return SampleTokens(ids=ids, weights=weight.repeat(run) if len(run) else None, ends=ends)
 
 
 def write_tokens(
@@ -175,6 +177,11 @@ def _runs(weights: NDArray[np.float32] | None) -> tuple[NDArray[np.int32], NDArr
         return np.zeros(1, dtype=np.int32), np.zeros(1, dtype=np.float32)
     firsts = np.flatnonzero(np.concatenate([[True], weights[1:] != weights[:-1]]))
     return np.diff(firsts, append=len(weights)).astype(np.int32), weights[firsts]
+
+
+def _are_ends(ends: NDArray[np.int32], count: int) -> bool:
+    """Tell whether these are numbers of ids out of so many, ascending."""
+    return not len(ends) or bool(ends[0] >= 0 and ends[-1] <= count and (ends[1:] > ends[:-1]).all())
 
 
 def _checksum(*arrays: NDArray[Any]) -> int:

@@ -133,11 +133,12 @@ class Blocks:
         """Return the ids of a sample; of one that is broken none, as it is never asked for them."""
         if size.broken:
             return SampleTokens(ids=np.zeros(0, dtype=np.int32))
+        ids = np.asarray(self.dataset.tokens(sample), dtype=np.int32)
         weights, ends = weights_of(self.dataset, sample), ends_of(self.dataset, sample)
         return SampleTokens(
-            ids=np.asarray(self.dataset.tokens(sample), dtype=np.int32),
+            ids=ids,
             weights=None if weights is None else np.asarray(weights, dtype=np.float64).astype(np.float32),
-            ends=None if ends is None else np.asarray(ends, dtype=np.int32),
+            ends=None if ends is None else np.array(sorted({end for end in ends if end <= len(ids)}), np.int32),
         )
 
     @contextlib.contextmanager
