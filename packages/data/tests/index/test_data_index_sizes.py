@@ -13,9 +13,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mimo.data.index import (
+    DatasetIndex,
     IndexFileError,
     ItemSize,
-    JoinedSizes,
+    JoinedIndex,
     SampleSize,
     SampleSizes,
     arrays_of,
@@ -75,7 +76,7 @@ def test_data_index_sizes_are_those_of_the_samples(parts: list[list[SampleSize]]
     chosen = data.draw(st.lists(st.integers(0, len(every) - 1), max_size=8))
     sizes = [SampleSizes.of(MODALITIES[:: number % 2 * 2 - 1], part) for number, part in enumerate(parts)]
     assert listed(SampleSizes.joined(sizes)) == every
-    joined = JoinedSizes(counts=tuple(map(len, parts)), parts=tuple(sizes))
+    joined = JoinedIndex(counts=tuple(map(len, parts)), parts=tuple(DatasetIndex(sizes=part) for part in sizes))
     assert [joined.of(sample) for sample in chosen] == [every[sample] for sample in chosen]
     assert [joined.items_of(sample) for sample in chosen] == [every[sample].items for sample in chosen]
     assert [joined.is_broken(sample) for sample in chosen] == [every[sample].broken for sample in chosen]
@@ -86,7 +87,7 @@ def test_data_index_sizes_are_those_of_the_samples(parts: list[list[SampleSize]]
 
 def test_data_index_sizes_of_a_dataset_without_index_are_unknown() -> None:
     """Of such samples alone, and of any that are asked for together with one."""
-    joined = JoinedSizes(counts=(2, 3), parts=(SampleSizes.of(MODALITIES, SOME), None))
+    joined = JoinedIndex(counts=(2, 3), parts=(DatasetIndex(sizes=SampleSizes.of(MODALITIES, SOME)), None))
     assert joined.of(1) == SOME[1]
     assert joined.of(2) is None
     assert joined.items_of(2) is None

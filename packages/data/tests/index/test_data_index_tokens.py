@@ -13,8 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mimo.data.index import (
+    DatasetIndex,
     IndexFileError,
-    JoinedSizes,
+    JoinedIndex,
     SampleSize,
     SampleSizes,
     SampleTokens,
@@ -79,10 +80,12 @@ def test_data_index_tokens_are_those_of_the_samples(
 def test_data_index_tokens_are_found_by_dataset() -> None:
     """Of several, whose samples are numbered one dataset after another; None of one whose ids aren't kept."""
     sizes = sizes_of(SOME)
-    joined = JoinedSizes(counts=(2, 2, 2), parts=(sizes, sizes, None), tokens=(None, TokenArrays.of(SOME), None))
+    kept = DatasetIndex(sizes=sizes, tokens=TokenArrays.of(SOME))
+    joined = JoinedIndex(counts=(2, 2, 2), parts=(DatasetIndex(sizes=sizes), kept, None))
     found = [joined.tokens_of(sample) for sample in range(6)]
     assert [None if one is None else plain(one) for one in found] == [None, None, *map(plain, SOME), None, None]
-    assert JoinedSizes(counts=(2,), parts=(sizes,)).tokens_of(1) is None
+    assert joined.keeps_tokens
+    assert not JoinedIndex(counts=(2, 2), parts=(DatasetIndex(sizes=sizes), None)).keeps_tokens
 
 
 def sizes_of(samples: Sequence[SampleTokens]) -> SampleSizes:
@@ -92,9 +95,9 @@ def sizes_of(samples: Sequence[SampleTokens]) -> SampleSizes:
 
 def test_data_index_tokens_of_other_sizes_are_refused() -> None:
     """As where a command was killed after it had written one of the two files."""
-    joined = JoinedSizes(counts=(2,), parts=(sizes_of(SOME[::-1]),), tokens=(TokenArrays.of(SOME),))
+    index = DatasetIndex(sizes=sizes_of(SOME[::-1]), tokens=TokenArrays.of(SOME))
     with pytest.raises(IndexFileError, match="3 ids of sample 0 are kept, and its sizes are those of 1"):
-        joined.tokens_of(0)
+        index.tokens_of(0)
 
 
 @pytest.mark.parametrize("runs", [[-1, 4], [2, 2], [1 << 30, 1 << 30]])

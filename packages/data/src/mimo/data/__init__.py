@@ -2,9 +2,10 @@
 
 from mimo.data import hookspecs
 from mimo.data.index import (
+    DatasetIndex,
     IndexFileError,
     ItemSize,
-    JoinedSizes,
+    JoinedIndex,
     Origin,
     SampleSize,
     SampleSizes,
@@ -153,12 +154,13 @@ __all__ = [
     "Conversation",
     "DataPart",
     "Dataset",
+    "DatasetIndex",
     "DatasetSources",
     "DatasetSpec",
     "EncoderLoads",
     "IndexFileError",
     "ItemSize",
-    "JoinedSizes",
+    "JoinedIndex",
     "LayoutRules",
     "LimitedTokenizer",
     "Loads",

@@ -2,7 +2,8 @@
 
 from mimo.data.index.digest import digest_of_file, digest_of_text
 from mimo.data.index.known import (
-    JoinedSizes,
+    DatasetIndex,
+    JoinedIndex,
     SupportsOrigin,
     SupportsSizes,
     SupportsSources,
@@ -30,9 +31,10 @@ from mimo.data.index.tokens import (
 )
 
 __all__ = [
+    "DatasetIndex",
     "IndexFileError",
     "ItemSize",
-    "JoinedSizes",
+    "JoinedIndex",
     "Origin",
     "SampleSize",
     "SampleSizes",

@@ -61,61 +61,80 @@ def sizes_of(dataset: Any, samples: Sequence[int] | NDArray[np.int64]) -> Sample
 
 
 @attrs.frozen(kw_only=True, eq=False)
-class JoinedSizes:
-    """The sizes of datasets whose samples are numbered one dataset after another, and ids where they are kept.
+class DatasetIndex:
+    """What the index of one dataset says.
+
+    Args:
+        sizes: of its samples.
+        tokens: their ids; None where they aren't kept.
+    """
+
+    sizes: SampleSizes
+    tokens: TokenArrays | None = None
+
+    def tokens_of(self, sample: int) -> SampleTokens | None:
+        """Return the ids of one sample, None where they aren't kept.
+
+        Raises:
+            IndexFileError: they are damaged, or are not those of which the sizes are known.
+        """
+        if self.tokens is None:
+            return None
+        found = self.tokens[sample]
+        if len(found.ids) != self.sizes.ids[sample]:
+            msg = (
+                f"{len(found.ids)} ids of sample {sample} are kept, and its sizes are those of {self.sizes.ids[sample]}"
+            )
+            raise IndexFileError(msg)
+        return found
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class JoinedIndex:
+    """The indexes of datasets whose samples are numbered one dataset after another.
 
     Args:
         counts: samples of each.
-        parts: sizes of each, None of one without an index.
-        tokens: likewise ids; empty where no dataset has any.
+        parts: the index of each, None of one without.
     """
 
     counts: tuple[int, ...]
-    parts: tuple[SampleSizes | None, ...]
-    tokens: tuple[TokenArrays | None, ...] = ()
+    parts: tuple[DatasetIndex | None, ...]
     _firsts: tuple[int, ...] = attrs.field(init=False)
 
     def __attrs_post_init__(self) -> None:
         """Count where each begins."""
         object.__setattr__(self, "_firsts", tuple(accumulate(self.counts, initial=0)))
 
+    @property
+    def keeps_tokens(self) -> bool:
+        """Whether the ids of any dataset are kept."""
+        return any(part is not None and part.tokens is not None for part in self.parts)
+
     def of(self, sample: int) -> SampleSize | None:
         """Return one sample, None where its dataset has no index; `IndexFileError` as from `SampleSizes`."""
         part, number = self._part(sample)
-        sizes = self.parts[part]
-        return None if sizes is None else sizes[number]
+        return None if part is None else part.sizes[number]
 
     def items_of(self, sample: int) -> tuple[ItemSize, ...] | None:
         """Return the items of one sample, likewise."""
         part, number = self._part(sample)
-        sizes = self.parts[part]
-        return None if sizes is None else sizes.items_of(number)
+        return None if part is None else part.sizes.items_of(number)
 
     def tokens_of(self, sample: int) -> SampleTokens | None:
-        """Return the ids of one sample, None where its dataset's aren't kept.
-
-        Raises:
-            IndexFileError: they are damaged, or are not those of which the sizes are known.
-        """
+        """Return the ids of one sample, None where its dataset's aren't kept; `DatasetIndex.tokens_of` says more."""
         part, number = self._part(sample)
-        tokens, sizes = self.tokens[part] if self.tokens else None, self.parts[part]
-        if tokens is None or sizes is None:
-            return None
-        found = tokens[number]
-        if len(found.ids) != sizes.ids[number]:
-            msg = f"{len(found.ids)} ids of sample {number} are kept, and its sizes are those of {sizes.ids[number]}"
-            raise IndexFileError(msg)
-        return found
+        return None if part is None else part.tokens_of(number)
 
     def is_broken(self, sample: int) -> bool:
         """Tell whether a sample is known to be broken."""
         part, number = self._part(sample)
-        sizes = self.parts[part]
-        return sizes is not None and bool(sizes.broken[number])
+        return part is not None and bool(part.sizes.broken[number])
 
-    def _part(self, sample: int) -> tuple[int, int]:
+    def _part(self, sample: int) -> tuple[DatasetIndex | None, int]:
+        """Return the index of a sample's dataset, and its number there."""
         part = bisect_right(self._firsts, sample) - 1
-        return part, sample - self._firsts[part]
+        return self.parts[part], sample - self._firsts[part]
 
     def take(self, samples: Sequence[int] | NDArray[np.int64]) -> SampleSizes | None:
         """Return some samples in the order given, None where one has no index; `IndexFileError` likewise."""
@@ -123,11 +142,11 @@ class JoinedSizes:
         owners = np.searchsorted(self._firsts, chosen, side="right") - 1
         order = np.argsort(owners, kind="stable")
         found = list[SampleSizes]()
-        for part in np.unique(owners).tolist():
-            sizes = self.parts[part]
-            if sizes is None:
+        for owner in np.unique(owners).tolist():
+            part = self.parts[owner]
+            if part is None:
                 return None
-            found.append(sizes.take(chosen[owners == part] - self._firsts[part]))
+            found.append(part.sizes.take(chosen[owners == owner] - self._firsts[owner]))
         if not found:
             return SampleSizes.of((), ())
         if len(found) == 1:

@@ -20,7 +20,7 @@ from mimo.data import (
     Dataset,
     IndexFileError,
     ItemSize,
-    JoinedSizes,
+    JoinedIndex,
     Origin,
     SampleSizes,
     SampleTokens,
@@ -61,7 +61,7 @@ class MeasuredDataset:
     """
 
     def __init__(
-        self, inner: Dataset, encoders: Mapping[str, ItemSpec], known: JoinedSizes | None = None, end: int = 0
+        self, inner: Dataset, encoders: Mapping[str, ItemSpec], known: JoinedIndex | None = None, end: int = 0
     ) -> None:
         self._inner = inner
         self._encoders = encoders
@@ -121,7 +121,7 @@ class MeasuredDataset:
             raise self._damaged(where, error) from error
 
     @property
-    def known(self) -> JoinedSizes | None:
+    def known(self) -> JoinedIndex | None:
         """What indexes say; None where there are none."""
         return self._known
 
@@ -190,7 +190,7 @@ class MeasuredDataset:
 
     def _damaged(self, where: str, error: IndexFileError) -> DataError:
         """Return the refusal of an index, which is made anew with the ids where they are kept."""
-        tokens = "" if self._known is None or not any(self._known.tokens) else " FILE --tokens"
+        tokens = "" if self._known is None or not self._known.keeps_tokens else " FILE --tokens"
         return DataError(
             where,
             expected="an index of these data",
@@ -218,7 +218,7 @@ class MeasuredDataset:
 
 
 def measured(
-    dataset: Dataset | None, encoders: Mapping[str, ItemSpec], known: JoinedSizes | None = None, end: int = 0
+    dataset: Dataset | None, encoders: Mapping[str, ItemSpec], known: JoinedIndex | None = None, end: int = 0
 ) -> MeasuredDataset | None:
     """Return a dataset with all sizes, see `MeasuredDataset`; None stays None."""
     return None if dataset is None else MeasuredDataset(dataset, encoders, known, end)

@@ -19,9 +19,10 @@ import numpy as np
 
 from mimo.data import (
     Dataset,
+    DatasetIndex,
     IndexFileError,
     ItemSize,
-    JoinedSizes,
+    JoinedIndex,
     MadeItem,
     Origin,
     PlacedItem,
@@ -187,8 +188,8 @@ def index_path(origin: Origin, suffix: str = SIZES) -> Path:
     return origin.index.with_name(origin.index.name + suffix)
 
 
-def open_index(dataset: Dataset, rules: IndexRules, *, skips_broken: bool) -> JoinedSizes | None:
-    """Return the sizes that are known of a dataset, None where none are.
+def open_index(dataset: Dataset, rules: IndexRules, *, skips_broken: bool) -> JoinedIndex | None:
+    """Return what indexes say of a dataset, None where it has none.
 
     Args:
         dataset: whose sources may have an index each.
@@ -202,10 +203,12 @@ def open_index(dataset: Dataset, rules: IndexRules, *, skips_broken: bool) -> Jo
     parts = tuple(_open(source, rules, skips_broken=skips_broken) for source in sources)
     if all(part is None for part in parts):
         return None
-    tokens = tuple(
-        None if part is None else _open_tokens(source, rules) for source, part in zip(sources, parts, strict=True)
-    )
-    return JoinedSizes(counts=tuple(map(len, sources)), parts=parts, tokens=tokens)
+    return JoinedIndex(counts=tuple(map(len, sources)), parts=parts)
+
+
+def _open(dataset: Dataset, rules: IndexRules, *, skips_broken: bool) -> DatasetIndex | None:
+    sizes = _open_sizes(dataset, rules, skips_broken=skips_broken)
+    return None if sizes is None else DatasetIndex(sizes=sizes, tokens=_open_tokens(dataset, rules))
 
 
 def _open_tokens(dataset: Dataset, rules: IndexRules) -> TokenArrays | None:
@@ -225,7 +228,7 @@ def _open_tokens(dataset: Dataset, rules: IndexRules) -> TokenArrays | None:
     return tokens
 
 
-def _open(dataset: Dataset, rules: IndexRules, *, skips_broken: bool) -> SampleSizes | None:
+def _open_sizes(dataset: Dataset, rules: IndexRules, *, skips_broken: bool) -> SampleSizes | None:
     origin = origin_of(dataset)
     if origin is None:
         return None

@@ -62,11 +62,11 @@ def show_index(dataset: Dataset) -> Iterator[str]:
     known = dataset.known if isinstance(dataset, MeasuredDataset) else None
     if known is None:
         return
-    for (name, source), sizes in zip(sources_of(dataset), known.parts, strict=True):
-        if sizes is None:
+    for (name, source), index in zip(sources_of(dataset), known.parts, strict=True):
+        if index is None:
             yield f"{name}: none"
             continue
-        found = Statistics.of(sizes)
+        found = Statistics.of(index.sizes)
         items = "".join(f", {each.rows.count:,} {modality} items" for modality, each in found.items.items())
         items += "".join(f", {each.losses.count:,} {modality} items to make" for modality, each in found.made.items())
         origin = origin_of(source)
