@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import numpy as np
 import pytest
 from PIL import Image
@@ -19,7 +20,16 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 
-from mimo.data import PlacedMicrobatch, RecordDataset, SampleLayout, SampleSize, read_arrays, sizes_of, sizes_of_arrays
+from mimo.data import (
+    Origin,
+    PlacedMicrobatch,
+    RecordDataset,
+    SampleLayout,
+    SampleSize,
+    read_arrays,
+    sizes_of,
+    sizes_of_arrays,
+)
 from mimo.hooks import ConfigError, DataError
 from mimo.trainer import Job, read_settings, resolve
 from mimo.trainer.commands.main import run
@@ -252,6 +262,25 @@ def test_data_show_says_where_ids_come_from(folder: Path, capsys: pytest.Capture
         assert f"; {said} from the index\n" in capsys.readouterr().out
         assert run(["data", "show", str(folder / "own.toml"), "data.broken=skip", "--sample", str(len(SAMPLES))]) == 0
         assert "broken and left out; sizes from the index\n" in capsys.readouterr().out
+
+
+def test_opening_looks_at_the_data_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For sizes and ids together: a digest reads some MiB, on each rank."""
+    assert index(folder, "--tokens") == 0
+    origin, taken = RecordDataset.origin, list[str]()
+
+    def counting(own: RecordDataset) -> Origin:
+        found = origin(own)
+
+        def digest() -> str:
+            taken.append(found.name)
+            return found.digest()
+
+        return attrs.evolve(found, digest=digest)
+
+    monkeypatch.setattr(RecordDataset, "origin", counting)
+    opened(folder)
+    assert taken == [f"{folder}/data/train.jsonl"]
 
 
 def test_data_index_encodes_each_text_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -207,28 +207,6 @@ def open_index(dataset: Dataset, rules: IndexRules, *, skips_broken: bool) -> Jo
 
 
 def _open(dataset: Dataset, rules: IndexRules, *, skips_broken: bool) -> DatasetIndex | None:
-    sizes = _open_sizes(dataset, rules, skips_broken=skips_broken)
-    return None if sizes is None else DatasetIndex(sizes=sizes, tokens=_open_tokens(dataset, rules))
-
-
-def _open_tokens(dataset: Dataset, rules: IndexRules) -> TokenArrays | None:
-    """Return the ids that are kept of a dataset with an index; their checksums are looked at as they are read."""
-    origin = origin_of(dataset)
-    assert origin is not None, "it has an index"
-    path = index_path(origin, TOKENS)
-    try:
-        stored = read_arrays(path)
-        tokens = tokens_of_file(stored)
-    except FileNotFoundError:
-        return None
-    except (OSError, IndexFileError) as error:
-        raise _unreadable(path, error) from error
-    made = {**rules.about(origin), **rules.about_ids}
-    _refuse_stale(path, _changed(stored.about, made, len(tokens) == len(dataset)))
-    return tokens
-
-
-def _open_sizes(dataset: Dataset, rules: IndexRules, *, skips_broken: bool) -> SampleSizes | None:
     origin = origin_of(dataset)
     if origin is None:
         return None
@@ -236,8 +214,9 @@ def _open_sizes(dataset: Dataset, rules: IndexRules, *, skips_broken: bool) -> S
     try:
         stored = read_arrays(path)
         check_arrays(path)
+        about = rules.about(origin)  # reads some MiB of the data
         sizes = sizes_of_arrays(stored)
-        changed = _changed(stored.about, rules.about(origin), len(sizes) == len(dataset))
+        changed = _changed(stored.about, about, len(sizes) == len(dataset))
         changed = changed or _changed_items(sizes, rules, json.loads(stored.about[EXTREMES]))
         broken, first = json.loads(stored.about[BROKEN_SAMPLES])
     except FileNotFoundError:
@@ -255,7 +234,27 @@ def _open_sizes(dataset: Dataset, rules: IndexRules, *, skips_broken: bool) -> S
             fix=f"{index_path(origin, BROKEN)} says what is wrong with each. Mend them and run "
             f'{_command(path)} again, or set data.broken = "skip".',
         )
-    return sizes
+    tokens = _open_tokens(index_path(origin, TOKENS), {**about, **rules.about_ids}, len(dataset))
+    return DatasetIndex(sizes=sizes, tokens=tokens)
+
+
+def _open_tokens(path: Path, about: Mapping[str, str], samples: int) -> TokenArrays | None:
+    """Return the ids that are kept of a dataset; their checksums are looked at as they are read.
+
+    Args:
+        path: of the file.
+        about: what the ids must have been made with.
+        samples: of the dataset.
+    """
+    try:
+        stored = read_arrays(path)
+        tokens = tokens_of_file(stored)
+    except FileNotFoundError:
+        return None
+    except (OSError, IndexFileError) as error:
+        raise _unreadable(path, error) from error
+    _refuse_stale(path, _changed(stored.about, about, len(tokens) == samples))
+    return tokens
 
 
 def _command(path: Path) -> str:
