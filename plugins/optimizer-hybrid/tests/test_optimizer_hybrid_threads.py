@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -116,18 +118,59 @@ def test_trial_steps_of_a_fraction_are_on_as_many() -> None:
 )
 def test_ranks_share_the_cores_that_they_may_use(cores: int, keys: list[int], optimizers: int, threads: int) -> None:
     """Those of one machine with the same cores, and the optimizers of each; all have a thread at least."""
-    assert share_of_cores(Cores(key=1, count=cores), keys, optimizers=optimizers) == threads
+    assert share_of_cores([Cores(key=1, count=cores)], keys, optimizers=optimizers) == threads
+
+
+@pytest.mark.parametrize(("quotas", "threads"), [((4, 6), 2), ((16, 6), 3), ((16, 64), 4)])
+def test_ranks_share_what_binds_them_most(quotas: tuple[int, int], threads: int) -> None:
+    """Four ranks on 16 cores; two of them in one control group, and all in another."""
+    own = [Cores(key=1, count=16), Cores(key=2, count=quotas[0]), Cores(key=3, count=quotas[1])]
+    assert share_of_cores(own, [1, 2, 3, 1, 2, 3, 1, 1], optimizers=1) == threads
+
+
+def write(root: Path, path: str, text: str) -> None:
+    """Write a file of a pretended system."""
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_text(text)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(
+    ("group", "outer", "inner", "counts"),
+    [
+        ("/a/b", -1, 150_000, [2]),
+        ("/a/b", 400_000, 50_000, [4, 1]),
+        ("/", 300_000, -1, [3]),
+        ("/of/the/host", 300_000, 100_000, [3]),
+        ("/a/b", -1, -1, []),
+    ],
+)
+def test_quotas_of_control_groups_count(
+    version: int, group: str, outer: int, inner: int, counts: list[int], tmp_path: Path
+) -> None:
+    """In cores, rounded up; a container sees its own group as the root."""
+    write(tmp_path, "proc/self/cgroup", f"4:cpu,cpuacct:{group}\n" if version == 1 else f"0::{group}\n")
+    for folder, quota in (("", outer), ("a/", -1), ("a/b/", inner)):
+        if version == 1:
+            write(tmp_path, f"sys/fs/cgroup/cpu/{folder}cpu.cfs_quota_us", f"{quota}\n")
+            write(tmp_path, f"sys/fs/cgroup/cpu/{folder}cpu.cfs_period_us", "100000\n")
+        else:
+            write(tmp_path, f"sys/fs/cgroup/{folder}cpu.max", f"{quota if quota > 0 else 'max'} 100000\n")
+    first, *quotas = own_cores(tmp_path)
+    assert first.count == len(os.sched_getaffinity(0))
+    assert [cores.count for cores in quotas] == counts
+    assert len({cores.key for cores in (first, *quotas)}) == 1 + len(counts)
 
 
 def test_cores_are_those_of_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other cores have another key, and so have those of another machine."""
     monkeypatch.setattr("os.sched_getaffinity", lambda _process: {3, 1})
-    one = own_cores()
-    assert (one.count, one) == (2, own_cores())
+    one, *_ = own_cores()
+    assert (one.count, one) == (2, own_cores()[0])
     monkeypatch.setattr("os.sched_getaffinity", lambda _process: {3, 2})
-    other = own_cores()
-    monkeypatch.setattr("mimo_optimizer_hybrid._threads.machine_of", lambda: "elsewhere")
-    assert len({one.key, other.key, own_cores().key}) == 3
+    other, *_ = own_cores()
+    monkeypatch.setattr("mimo_optimizer_hybrid._threads.machine_of", lambda _root: "elsewhere")
+    assert len({one.key, other.key, own_cores()[0].key}) == 3
 
 
 def threads_of_a_rank(rank: int, threads: int, keys: list[int]) -> int:
@@ -138,7 +181,7 @@ def threads_of_a_rank(rank: int, threads: int, keys: list[int]) -> int:
     parameters = {f"model.{name}": value for name, value in layer.named_parameters()}
     part = ModuleParameters(grid=grid, rank=rank, parameters=parameters, modules=(layer,))
     config = CpuOffloadConfig(fraction=1, threads=threads)
-    with patch.object(_agreement, "own_cores", lambda: Cores(key=keys[rank], count=7)):
+    with patch.object(_agreement, "own_cores", lambda: [Cores(key=keys[rank], count=7)]):
         module = ModuleOptimizer.build(
             {0: part}, spec=HYBRID, config=config, learning_rate=LearningRate(lr=0.1), meshes=meshes
         )

@@ -95,7 +95,7 @@ def ask_together(needed: int, own: Iterable[Pool], device: torch.device) -> None
 def _with_threads(shares: Sequence[Share], device: torch.device) -> list[Share]:
     """Return the shares with the number of threads of each, whatever its setting leaves to this."""
     own = own_cores()
-    keys = torch.cat(_gather_rows(torch.tensor([[own.key]]), device)).flatten().tolist()
+    keys = torch.cat(_gather_rows(torch.tensor([[cores.key] for cores in own]), device)).flatten().tolist()
     threads = share_of_cores(own, keys, optimizers=len(shares))
     return [
         attrs.evolve(share, config=attrs.evolve(share.config, threads=share.config.threads or threads))

@@ -5,12 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path, PurePosixPath
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 import attrs
 
 from mimo.hooks import ConfigError
+from mimo_optimizer_hybrid._control_groups import Version, control_groups, number_of, read_text
 
 
 @attrs.frozen(kw_only=True)
@@ -60,11 +61,11 @@ def pools(root: Path = Path("/")) -> list[Pool]:
     """
     machine = machine_of(root)
     found = [Pool(key=key_of(machine), free=_available(root / "proc" / "meminfo"))]
-    for folder, version in _control_groups(root):
-        free = version.free(folder)
+    for group, number in control_groups("memory", root):
+        files = _FILES[number]
+        free = files.free(group)
         if free is not None:
-            # Two containers may each call their own group the root; its number is the kernel's.
-            found.append(Pool(key=key_of(machine, version.limit, str(folder.stat().st_ino)), free=free))
+            found.append(Pool(key=key_of(machine, files.limit, number_of(group)), free=free))
     return found
 
 
@@ -101,68 +102,43 @@ def ask_alone(needed: int) -> None:
 
 
 @attrs.frozen
-class _Version:
-    """Names of files of a version of Linux's control groups, for which memory is their business."""
+class _Files:
+    """Names of files of a version of Linux's control groups."""
 
-    mount: str
-    controllers: Callable[[str], bool]
     limit: str
     used: str
     inactive: str
 
     def free(self, folder: Path) -> int | None:
         """Return what a group may still use; None if it has no limit, or is not one that can be seen."""
-        most, used, stats = _read(folder / self.limit), _read(folder / self.used), _read(folder / "memory.stat")
+        most, used, stats = (
+            read_text(folder / self.limit),
+            read_text(folder / self.used),
+            read_text(folder / "memory.stat"),
+        )
         if not (most.isdigit() and used.isdigit()):
             return None
         stat = dict(line.split() for line in stats.splitlines())
         return max(int(most) - int(used) + int(stat.get(self.inactive, 0)), 0)  # cached files are given back
 
 
-_VERSIONS = (
-    _Version(
-        "sys/fs/cgroup/memory",
-        lambda names: "memory" in names.split(","),
-        "memory.limit_in_bytes",
-        "memory.usage_in_bytes",
-        "total_inactive_file",
-    ),
-    _Version("sys/fs/cgroup", lambda names: not names, "memory.max", "memory.current", "inactive_file"),
-)
-
-
-def _control_groups(root: Path) -> Iterator[tuple[Path, _Version]]:
-    """Yield the folders of this process's group and all around it, up to the one that is the root here."""
-    lines = [line.split(":", 2) for line in _read(root / "proc" / "self" / "cgroup").splitlines()]
-    for version in _VERSIONS:
-        mount = root / version.mount
-        own = next((path for _, names, path in lines if version.controllers(names)), "/")
-        parts = [part for part in PurePosixPath(own).parts if part not in ("/", "..")]
-        for depth in range(len(parts) + 1):
-            folder = mount.joinpath(*parts[:depth])
-            if folder.is_dir():  # a container sees its own group as the root, whatever its path is
-                yield folder, version
+_FILES: Mapping[Version, _Files] = {
+    1: _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
+    2: _Files("memory.max", "memory.current", "inactive_file"),
+}
 
 
 def _available(meminfo: Path) -> int:
     """Return what the system could give without swapping."""
-    meminfo_lines = dict(line.split(":", 1) for line in _read(meminfo).splitlines() if ":" in line)
+    meminfo_lines = dict(line.split(":", 1) for line in read_text(meminfo).splitlines() if ":" in line)
     if "MemAvailable" in meminfo_lines:
         return int(meminfo_lines["MemAvailable"].removesuffix("kB")) * 1024
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def _read(path: Path) -> str:
-    """Return what stands in a file of the kernel; nothing if it has none."""
-    try:
-        return path.read_text(encoding="utf-8").strip()
-    except OSError:
-        return ""
-
-
 def machine_of(root: Path = Path("/")) -> str:
     """Return what the processes of this machine call it, and no others."""
-    return _read(root / "proc" / "sys" / "kernel" / "random" / "boot_id") or platform.node()
+    return read_text(root / "proc" / "sys" / "kernel" / "random" / "boot_id") or platform.node()
 
 
 def key_of(*names: str) -> int:

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import attrs
 import torch
 
+from mimo_optimizer_hybrid._control_groups import Version, control_groups, number_of, read_text
 from mimo_optimizer_hybrid._memory import key_of, machine_of
 
 
 @attrs.frozen(kw_only=True)
 class Cores:
-    """The cores of a machine on which a process may run.
+    """Cores of a machine that processes share: those on which they may run, or as many as a quota gives time of.
 
     Args:
-        key: the same in each process that may run on these and no others, 64 bits.
+        key: the same in each process that shares them, 64 bits.
         count: how many they are.
     """
 
@@ -25,21 +28,39 @@ class Cores:
     count: int
 
 
-def own_cores() -> Cores:
-    """Return those of this process."""
-    numbers = sorted(os.sched_getaffinity(0))
-    return Cores(key=key_of(machine_of(), *map(str, numbers)), count=len(numbers))
+def own_cores(root: Path = Path("/")) -> list[Cores]:
+    """Return all by which this process is bound: those on which it may run, and quotas of its control groups.
+
+    Args:
+        root: where ``proc`` and ``sys`` lie.
+    """
+    machine, numbers = machine_of(root), sorted(os.sched_getaffinity(0))
+    found = [Cores(key=key_of(machine, *map(str, numbers)), count=len(numbers))]
+    for group, version in control_groups("cpu", root):
+        count = _quota(group, version)
+        if count:
+            found.append(Cores(key=key_of(machine, "cpu", number_of(group)), count=count))
+    return found
 
 
-def share_of_cores(own: Cores, keys: Sequence[int], *, optimizers: int) -> int:
+def _quota(group: Path, version: Version) -> int:
+    """Return of how many cores, rounded up, a control group may use the time; 0 if it has no limit."""
+    if version == 1:
+        quota, period = (read_text(group / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
+    else:
+        quota, _, period = read_text(group / "cpu.max").partition(" ")
+    return math.ceil(int(quota) / int(period)) if quota.isdigit() and period.isdigit() else 0
+
+
+def share_of_cores(own: Sequence[Cores], keys: Sequence[int], *, optimizers: int) -> int:
     """Return on how many threads each optimizer of a process may compute, as all may step at the same time.
 
     Args:
-        own: cores of this process.
-        keys: of the cores of all processes that compute, this one among them.
+        own: by which this process is bound.
+        keys: of what all processes that compute are bound by, this one among them.
         optimizers: how many this one has.
     """
-    return max(1, own.count // (keys.count(own.key) * max(optimizers, 1)))
+    return max(1, min(cores.count // (keys.count(cores.key) * max(optimizers, 1)) for cores in own))
 
 
 def host_thread(threads: int) -> ThreadPoolExecutor:
