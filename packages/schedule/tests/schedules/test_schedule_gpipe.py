@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from importlib.metadata import entry_points
 from typing import Any
@@ -20,6 +21,28 @@ from mimo.topology import Grid, Module, ModuleGraph, StageId
 def _pipeline(ranks: int, chunks: int = 1) -> ModuleGraph:
     grid = Grid(name="l", ranks=range(ranks), pp=ranks)
     return ModuleGraph(modules=(Module(grid=grid, trains=(True,) * ranks * chunks, chunks=chunks),), arrows=())
+
+
+def _calls(stages: int) -> int:
+    """Return how many functions are called to generate a plan of a step of one microbatch."""
+    graph, calls = _pipeline(stages), 0
+
+    def count(_frame: object, event: str, _argument: object) -> None:
+        nonlocal calls
+        calls += event == "call"
+
+    before = sys.getprofile()
+    sys.setprofile(count)
+    try:
+        generate(graph, 1, GPipe(), Costs.even(graph))
+    finally:
+        sys.setprofile(before)
+    return calls
+
+
+def test_work_is_linear_in_the_stages() -> None:
+    """Of a long pipeline: four times the stages, about four times the calls."""
+    assert _calls(256) < 5 * _calls(64)
 
 
 def test_the_order() -> None:

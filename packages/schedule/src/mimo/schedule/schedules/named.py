@@ -135,7 +135,7 @@ def _trimmed(module: Module, steps: Sequence[PassIndex], wiring: Wiring) -> Iter
     """
     unsplit = {
         stage
-        for stage in range(module.stages)
+        for stage in {step.stage for step in steps}  # of one pipeline rank: looking at all would be quadratic
         if not module.trains[stage] or _is_unsplit(StageId(module.name, stage), steps, wiring)
     }
     for step in steps:
