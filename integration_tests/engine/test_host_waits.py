@@ -212,6 +212,16 @@ def test_a_step_waits_once_and_once_for_the_rows_of_experts(case: str, pool: Poo
         assert {wait.kind for wait in waits} <= {"number", "copy to the host"}
 
 
+@pytest.mark.parametrize("name", ["lfm3_vl", pytest.param("llava_next", marks=pytest.mark.soak)])
+def test_sizes_of_images_go_to_the_device_beside_the_host(name: str, pool: Pool) -> None:
+    """The library waits for them where it needs their numbers; what says them to it does not."""
+    settings = _with_images(name)
+    settings["data"]["workers"] = 0
+    (found,) = pool.run(1, waits_of_a_step, settings)
+    assert AGREED in {wait.place.partition(":")[0] for wait in found}
+    assert [wait for wait in found if wait.place.startswith("mimo_transformers/images/")] == []
+
+
 PLANTED: Mapping[str, Callable[[Tensor], object]] = {
     "number": lambda x: x.sum().item(),
     "number in a condition": lambda x: bool(x.sum() > 0),

@@ -111,8 +111,10 @@ class TiledImages(ImageProcessing):
         """Return ``pixel_values`` [tiles of all, 3, tile, tile], and ``image_sizes`` [B, 2] of B images."""
         import torch
 
+        from mimo.model.runtime import to_device
+
         pixels = all_pixels(items)
-        return {"pixel_values": pixels, "image_sizes": torch.tensor(sizes, device=pixels.device)}
+        return {"pixel_values": pixels, "image_sizes": to_device(torch.tensor(sizes), pixels.device)}
 
 
 @attrs.frozen(kw_only=True)

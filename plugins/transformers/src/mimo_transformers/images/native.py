@@ -65,9 +65,11 @@ class NativeImages(ImageProcessing):
         import torch
         from torch.nn import functional
 
+        from mimo.model.runtime import to_device
+
         del sizes
         pixels = [item["pixels"] for item in items]
-        found = torch.tensor([one.shape[2:] for one in pixels], device=pixels[0].device)
+        found = torch.tensor([one.shape[2:] for one in pixels])
         height, width = found.amax(0).tolist()
         padded = [functional.pad(one, (0, width - one.shape[3], 0, height - one.shape[2])) for one in pixels]
-        return {"pixel_values": torch.cat(padded), "image_sizes": found}
+        return {"pixel_values": torch.cat(padded), "image_sizes": to_device(found, pixels[0].device)}

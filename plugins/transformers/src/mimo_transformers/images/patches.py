@@ -117,9 +117,11 @@ class PatchImages(ImageProcessing):
         """
         import torch
 
+        from mimo.model.runtime import to_device
+
         pixels = torch.cat([self._patches(item["pixels"]) for item in items])
         grids = [(one, down * self.merge, across * self.merge) for one, down, across in map(self.grid, sizes)]
-        given = {"pixel_values": pixels, "image_grid_thw": torch.tensor(grids, device=pixels.device)}
+        given = {"pixel_values": pixels, "image_grid_thw": to_device(torch.tensor(grids), pixels.device)}
         if self.says_merge:
             given["image_merge_sizes"] = torch.full((len(grids),), self.merge, device=pixels.device)
         return given
