@@ -9,6 +9,7 @@ import json
 import os
 import re
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -99,7 +100,8 @@ def test_a_stopped_worker_is_named_when_the_time_is_up(tmp_path: Path) -> None:
     (tmp_path / "collectives_rank2.json").write_text("of an earlier run")
     environ = {**os.environ, "TORCH_FR_BUFFER_SIZE": "50"}
     with start(*DIGITS, ENDLESS, PATIENT, f"run.directory={tmp_path}", environ=environ) as started:
-        started.wait_for(" 100/1000000")  # it reports once a second, and until then is known to load
+        started.wait_for(" 2/1000000")
+        time.sleep(3)  # each rank reports once a second, and until then is known to load
         os.kill(started.workers()[2], signal.SIGSTOP)
         ended = started.wait()
     assert ended.code == 3

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from commands import TEXT, install, losses, mimo, places, start, torchrun
+from commands import TEXT, TORCHRUN, install, losses, mimo, places, start, torchrun
 
 FAILS_TWICE = """
 import os, signal
@@ -52,7 +52,7 @@ def test_another_world_than_torchruns_is_refused(tmp_path: Path) -> None:
 def test_a_restarted_attempt_resumes_where_the_last_one_left(folder: Path) -> None:
     """Whatever ended that, and also where nothing was saved: the command is the same, and asks for nothing."""
     path = install(folder / "site", "fails_twice", FAILS_TWICE, "mimo.lifecycle")
-    ended = torchrun(2, "train", "text.toml", options=("--max-restarts=2",), cwd=folder, path=path)
+    ended = torchrun(2, "train", "text.toml", restarts=2, cwd=folder, path=path)
     assert ended.code == 0, ended.err
     assert "RuntimeError: the first attempt is not the last" in ended.err
     assert ended.out.count("text: 4 steps with 2 processes") == 2
@@ -66,7 +66,8 @@ def test_a_restarted_attempt_resumes_where_the_last_one_left(folder: Path) -> No
 def test_what_a_restart_cannot_help_is_not_begun_again(folder: Path) -> None:
     """With code 16 or 17 a run has been saved for somebody to look at: torchrun would restart it anyway."""
     path = install(folder / "site", "asks", ASKS_FOR_A_RESTART, "mimo.lifecycle")
-    ended = torchrun(2, "train", "text.toml", options=("--max-restarts=1",), cwd=folder, path=path)
+    program = (*TORCHRUN, "--nproc-per-node=2", "--max-restarts=1", "-m", "mimo.trainer")
+    ended = mimo("train", "text.toml", program=program, cwd=folder, path=path)
     assert ended.code != 0
     reason = "rank [01]: step 1: expected a device that computes, got one that doesn't.\n"
     assert ended.out.count("text: 4 steps with 2 processes") == 1

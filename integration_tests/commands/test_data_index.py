@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +13,7 @@ from typing import Any
 import attrs
 import numpy as np
 import pytest
+from commands import start
 from PIL import Image
 from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
@@ -385,17 +384,19 @@ def test_data_index_resumes_when_it_was_killed(folder: Path, capsys: pytest.Capt
     undisturbed = folder / "undisturbed"
     shutil.copytree(folder / "data", undisturbed / "data")
     assert index(folder, f"data.path={undisturbed}/data/train.jsonl") == 0
-    words = [sys.executable, "-m", "mimo.trainer", "data", "index", str(folder / "own.toml"), "--jobs", "1"]
-    process = subprocess.Popen(words, stdout=subprocess.DEVNULL)  # our own program
     partial = folder / "data" / "train.jsonl.sizes.partial"
-    while not list(partial.glob("*.block")):
-        assert process.poll() is None
-    os.kill(process.pid, signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL
-    assert not (folder / "data" / "train.jsonl.sizes").exists()
-    capsys.readouterr()
-    while (code := index(folder)) == 2:  # the process that read for it ends its block first
-        assert "no other `mimo data index`" in capsys.readouterr().err
+    with start("data", "index", folder / "own.toml", "--jobs", "1") as started:
+        while not list(partial.glob("*.block")):
+            assert started.process.is_alive()
+            time.sleep(0.01)
+        started.process.kill()
+        started.process.join()
+        assert started.process.exitcode == -signal.SIGKILL
+        assert not (folder / "data" / "train.jsonl.sizes").exists()
+        capsys.readouterr()
+        while (code := index(folder)) == 2:  # the process that read for it ends its block first
+            assert "no other `mimo data index`" in capsys.readouterr().err
+            time.sleep(0.01)
     assert code == 0
     assert "blocks were there from an earlier command)" in capsys.readouterr().out
     names = ("train.jsonl.sizes", "train.jsonl.lines")

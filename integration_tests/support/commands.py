@@ -7,8 +7,10 @@ import io
 import json
 import os
 import sys
+import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
+from functools import partial
 from multiprocessing.context import ForkProcess
 from pathlib import Path
 from typing import Any, NoReturn
@@ -118,12 +120,36 @@ def succeed(*words: str | Path, cwd: Path = ROOT, path: Path | None = None) -> s
     return mimo(*words, cwd=cwd, path=path).printed
 
 
-def torchrun(
-    processes: int, *words: str | Path, options: tuple[str, ...] = (), cwd: Path = ROOT, path: Path | None = None
-) -> Ended:
-    """Run ``mimo`` with these words in each of a number of processes that torchrun starts."""
-    program = (*TORCHRUN, f"--nproc-per-node={processes}", *options, "-m", "mimo.trainer")
-    return mimo(*words, program=program, cwd=cwd, path=path)
+def torchrun(processes: int, *words: str, restarts: int, cwd: Path, path: Path) -> Ended:
+    """Run ``mimo`` with these words in each of a number of processes that torchrun's agent starts, and starts again.
+
+    It forks them: those that its command executes take seconds each to import torch.
+    """
+    with start(*words, cwd=cwd, path=path, call=partial(_be_agent, processes, restarts)) as started:
+        return started.wait()
+
+
+def _be_agent(processes: int, restarts: int, *words: str) -> None:
+    """Be ``torchrun --standalone``, and exit as it does."""
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    config = LaunchConfig(
+        min_nodes=1,
+        max_nodes=1,
+        nproc_per_node=processes,
+        run_id=uuid.uuid4().hex,
+        rdzv_backend="c10d",
+        rdzv_endpoint="localhost:0",
+        max_restarts=restarts,
+        start_method="fork",
+    )
+    elastic_launch(config, _be_mimo_of_agent)(*words)
+
+
+def _be_mimo_of_agent(*words: str) -> None:
+    """Be ``mimo``, but return where it succeeds: the agent waits until all functions have returned."""
+    if code := run(words):
+        sys.exit(code)
 
 
 def places(world: int, **more: str) -> list[dict[str, str]]:
