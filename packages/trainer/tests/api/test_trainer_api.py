@@ -80,16 +80,14 @@ def run(folder: Path, program: str) -> str:
         return started.wait().printed
 
 
+@pytest.mark.soak  # docs/python.md is followed every time
 def test_api_train_evaluate_generate(folder: Path) -> None:
-    """A program that has used tensors on many threads trains on two ranks, evaluates, generates, and is refused."""
+    """A program trains on two ranks, evaluates, generates, and is refused."""
     printed = run(
         folder,
         """
-import torch
 from mimo.hooks import ConfigError
 from mimo.trainer import evaluate, generate, open_checkpoint, read_settings, resolve, train
-torch.set_num_threads(4)
-torch.ones(300, 300).matmul(torch.ones(300, 300)).requires_grad_().sum().backward()
 job = resolve(read_settings("my.toml", overrides=("run.steps=2",)))
 result = train(job)
 print("result", result.directory, result.step, result.loss > 0)
@@ -121,22 +119,34 @@ def test_api_train_in_ipython(folder: Path) -> None:
 
 
 def test_api_train_raises_what_a_rank_says(folder: Path) -> None:
-    """A rank that fails ends the run, not the program, which gets the reason, all of it in the report."""
+    """A rank that fails ends the run, not the program, which gets the reason, all of it in the report.
+
+    The program has used tensors on many threads, and begins another run, which is refused.
+    """
     with (folder / "train.jsonl").open("a", encoding="utf-8") as file:
         file.write("\nno JSON\n")
     with start(
         """
+import torch
+from mimo.hooks import ConfigError
 from mimo.trainer import RunFailedError, read_settings, resolve, train
+torch.set_num_threads(4)
+torch.ones(300, 300).matmul(torch.ones(300, 300)).requires_grad_().sum().backward()
+job = resolve(read_settings("my.toml", ["run.global_batch=8", "run.evaluation_interval=0"]))
 try:
-    train(resolve(read_settings("my.toml", ["run.global_batch=8", "run.evaluation_interval=0"])))
+    train(job)
 except RunFailedError as error:
     print(error.code, error.report in str(error), "train.jsonl:9" in error.report)
+try:
+    train(job)
+except ConfigError as error:
+    print("refused", error.where)
 """,
         program=PYTHON,
         cwd=folder,
     ) as started:
         ended = started.wait()
-    assert ended.out.splitlines()[-1:] == ["3 True True"], ended
+    assert ended.out.splitlines()[-2:] == ["3 True True", "refused run.directory"], ended
     assert "train.jsonl:9" in ended.err
 
 
