@@ -33,7 +33,7 @@ def small(model_type: str, **settings: Any) -> HfEncoderConfig:
     [
         pytest.param("siglip_vision_model", {}, marks=pytest.mark.soak),
         ("clip_vision_model", {"feature_layer": -2, "class_tokens": 1}),
-        ("dinov2", {"projector": ProjectorConfig(shuffle=2)}),
+        pytest.param("dinov2", {"projector": ProjectorConfig(shuffle=2)}, marks=pytest.mark.newest),
     ],
 )
 def test_it_keeps_the_promises_of_an_encoder(model_type: str, settings: dict[str, Any]) -> None:

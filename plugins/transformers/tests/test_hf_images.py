@@ -36,6 +36,7 @@ def config_of(name: str, **changes: Any) -> HfImagesConfig:
     return HfImagesConfig(**{**given, "null": tuple(given["null"]), **changes})
 
 
+@pytest.mark.newest
 @pytest.mark.parametrize("name", ["llava_next", pytest.param("qwen2_vl", marks=pytest.mark.soak)])
 def test_it_keeps_the_promises_of_an_encoder(name: str) -> None:
     """The conformance kit finds rows, empty batches, initial values and tensor ranks in order."""
