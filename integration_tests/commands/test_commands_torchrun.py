@@ -79,7 +79,7 @@ def test_what_a_restart_cannot_help_is_not_begun_again(folder: Path) -> None:
 def test_the_reason_of_a_failed_rank_is_in_the_run_directory(folder: Path) -> None:
     """Since torchrun's own summary only counts processes."""
     (folder / "train.jsonl").write_text('{"text": "fine"}\n{"texd": "not"}\n')
-    keys = "'images', 'audio', 'items', 'messages', 'roles', 'text', 'tools', 'weight'"
+    keys = "'images', 'audio', 'id', 'items', 'messages', 'roles', 'text', 'tools', 'weight'"
     reason = f"train.jsonl:2: expected only the keys {keys}, got 'texd'. Did you mean 'text'?\n"
     one, other = places(2)
     with (

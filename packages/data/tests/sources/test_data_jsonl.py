@@ -27,7 +27,7 @@ from mimo.hooks import ConfigError, DataError, RunError
 from mimo.testing import failing_files
 
 TOKENIZER = byte_tokenizer.build(byte_tokenizer.ByteConfig(), ["image"])
-KEYS = "'images', 'audio', 'items', 'messages', 'roles', 'text', 'tools', 'weight'"
+KEYS = "'images', 'audio', 'id', 'items', 'messages', 'roles', 'text', 'tools', 'weight'"
 HERE = r"train\.jsonl:1: "
 
 
@@ -79,6 +79,9 @@ def test_data_jsonl_reads_conversations_in_the_form_of_llava(tmp_path: Path) -> 
         {"image": "a.png", "images": ["a.png"], "conversations": turns},
         {"conversations": "none"},
         {"id": "8", "model": "", "image": None, "conversations": [turns[0] | {"value": "What?"}, turns[1]]},
+        {"id": 9, "images": ["a.png"], "messages": roles},
+        {"id": None, "text": "A dot."},
+        {"text": "A dot."},
     )
     data = open_jsonl(JsonlConfig(path=path, chat=ChatSettings(template="chatml")), TOKENIZER, "train")
     assert data is not None
@@ -92,6 +95,8 @@ def test_data_jsonl_reads_conversations_in_the_form_of_llava(tmp_path: Path) -> 
         data.tokens(4)
     assert len(data.tokens(5)) > 0
     assert not data.infos(5)
+    assert data.tokens(6) == data.tokens(1)  # what names a sample is left out
+    assert data.tokens(7) == data.tokens(8)
 
 
 def test_data_jsonl_reads_samples(tmp_path: Path) -> None:
@@ -244,8 +249,8 @@ def test_data_jsonl_refuses_missing_file(tmp_path: Path, setting: str) -> None:
             f"expected only the keys {KEYS}, got 'image'. Did you mean 'images'?",
         ),
         (
-            {"text": "a", "id": 1},
-            f"expected only the keys {KEYS}, got 'id'. Remove it.",
+            {"text": "a", "source": 1},
+            f"expected only the keys {KEYS}, got 'source'. Remove it.",
         ),
         (b'{"text": "a", "text": "b"}', "expected one JSON object, got text that is not JSON ('text' is given twice)."),
         ({"text": "a", "images": "a.png"}, "expected a list of paths in 'images', got the text \"a.png\"."),
@@ -507,7 +512,7 @@ def test_data_jsonl_refuses_image(tmp_path: Path, name: str, content: bytes | No
 def test_data_jsonl_refuses_folder_as_image(tmp_path: Path) -> None:
     """A folder is no image, nor is the folder of the file itself."""
     dataset = opened(write(tmp_path, {"images": ["."], "text": "<image>"}))
-    with pytest.raises(DataError, match=HERE + r"expected an item that can be read, got '\.': there is no such file"):
+    with pytest.raises(DataError, match=r"got '\.': there is no such file\. Mend it or take it out;"):
         dataset.infos(0)
 
 

@@ -24,7 +24,8 @@ _MAX_PATH = 4096
 """Letters of a path, as Linux has it."""
 _ROLES: Mapping[str, str] = {"human": "user", "gpt": "assistant"}
 """LLaVA's names of speakers."""
-_KEYS = (*LISTS, "items", "messages", "roles", "text", "tools", "weight")
+_KEYS = (*LISTS, "id", "items", "messages", "roles", "text", "tools", "weight")
+"""Of a record; its ``id`` is left out."""
 
 
 class RecordError(ValueError):
@@ -89,7 +90,7 @@ def _from_llava(record: dict[str, Any]) -> dict[str, Any]:
 
     Lines of text alone have no ``image``, or null, and may name a ``model``.
     """
-    found = {key: value for key, value in record.items() if key not in ("id", "image", "model", "conversations")}
+    found = {key: value for key, value in record.items() if key not in ("image", "model", "conversations")}
     for old, new in (("conversations", "messages"), ("image", "images")):
         if old in record and new in record:
             raise RecordError(expected=f"one of the keys {old!r} and {new!r}", got="both")

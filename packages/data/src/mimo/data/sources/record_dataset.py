@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 # A step asks for the same few samples several times: tokens, items, pixels.
 _CACHED_BYTES = 1 << 26
 _READABLE = "a file system that can be read"
+_MEND = "Mend it or take it out; of a dataset, `mimo data index --decode` lists all that can't be read."
 _RECORD_BYTES = 1 << 10
 """What a record takes beside its text and the bytes of its items."""
 
@@ -193,7 +194,7 @@ class RecordDataset:
         said = repr(reference) if isinstance(reference, str) else f"{len(reference):,} bytes in the record"
         if is_read_failure(error):  # no fault of the item
             return RunError(self.where(sample), expected=_READABLE, got=f"{said}: {error}")
-        return DataError(self.where(sample), expected="an item that can be read", got=f"{said}: {error}")
+        return DataError(self.where(sample), expected="an item that can be read", got=f"{said}: {error}", fix=_MEND)
 
 
 def _size_of(record: Record) -> int:
