@@ -78,7 +78,10 @@ def test_trainer_data_show_of_a_text_and_its_ids(file: str, capsys: pytest.Captu
     """All but the first token of a text is learnt; a conversation that is too long ends with a turn."""
     first, _, *lines = shown(capsys, file, "--sample", "1", "--count", "2", "--ids")
     assert first[-12:-3] == ["6", "tokens,", "5", "learnt,", "0", "items", "in", "0", "rows;"]
-    assert lines[:2] == [["0", "read", "h", "104"], ["1-5", "learnt", "1", "ello", "101", "108", "108", "111", "256"]]
+    assert lines[:2] == [
+        ["0", "read", "h", "104"],
+        ["1-5", "learnt", "1", "ello[end]", "101", "108", "108", "111", "256"],
+    ]
     assert " ".join(lines[2]).endswith(
         "78 tokens, 22 learnt, 0 items in 0 rows, cut at data.max_tokens = 100; sizes from headers"
     )
@@ -154,7 +157,7 @@ def test_trainer_data_show_of_an_item_that_is_made(tmp_path: Path) -> None:
         (READ, "0 read a"),
         (LEARNT, "1 learnt 0.5 b"),
         (LEARNT, "2-4 image 0.5 8 x 8: made from 0-1"),
-        (LEARNT, "5-6 learnt 0.5 c"),
+        (LEARNT, "5-6 learnt 0.5 c[end]"),
     ]
     _, _, first_line, *_ = drawn(tmp_path, "<image>c", "output")
     assert first_line == (ITEM, "0 image 8 x 8: made from nothing")
@@ -164,20 +167,35 @@ def test_trainer_data_show_of_items_that_are_read(tmp_path: Path) -> None:
     """They have rows, which nobody learns; one that is both has what calls for it first, here what it is made from."""
     (_, first), _, *lines = drawn(tmp_path, "a<image>", "input", rows=2, reads="own")
     assert "6 tokens, 1 learnt, 1 items in 4 rows; sizes" in first
-    assert lines == [(READ, "0 read a"), (ITEM, "1-4 image 8 x 8: 4 rows"), (LEARNT, "5 learnt 0.5")]
+    assert lines == [(READ, "0 read a"), (ITEM, "1-4 image 8 x 8: 4 rows"), (LEARNT, "5 learnt 0.5 [end]")]
     (_, first), _, *lines = drawn(tmp_path, "a<image>", "both", rows=2, reads="own")
     assert "8 tokens, 2 learnt, 1 items in 4 rows, 1 of them made; sizes" in first
     assert lines == [
         (READ, "0 read a"),
         (LEARNT, "1-2 image 0.5 8 x 8: made from 1-2"),
         (ITEM, "3-6 image 8 x 8: 4 rows"),
-        (LEARNT, "7 learnt 0.5"),
+        (LEARNT, "7 learnt 0.5 [end]"),
     ]
+
+
+def test_trainer_data_show_passes_over_samples_that_cannot_be_read(
+    file: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each is named at its place, all others are shown, as many as there are, and the command ends with 3."""
+    with (tmp_path / "train.jsonl").open("a") as lines:
+        lines.write('{"texd": "a"}\n[]\n{"text": "b"}\n')
+    assert run(["data", "show", file, "--sample", "1", "--count", "9"]) == 3
+    printed = capsys.readouterr()
+    heads = [line for line in printed.out.splitlines() if line.startswith("sample ")]
+    assert [head.split(",")[0] for head in heads] == [f"sample {number} of 6" for number in range(1, 6)]
+    assert "train.jsonl:4: expected only the keys" in heads[2]
+    assert heads[3].endswith("train.jsonl:5: expected one JSON object, got a list [].")
+    assert "train.jsonl:4: expected only the keys" in printed.err
 
 
 def test_trainer_data_show_refuses_numbers_that_are_none(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     """As any wrong word of a command."""
-    assert run(["data", "show", file, "--sample", "2", "--count", "2"]) == 2
-    assert capsys.readouterr().err == "mimo: --sample: expected numbers from 0 to 2, got 2 to 3.\n"
+    assert run(["data", "show", file, "--sample", "3", "--count", "2"]) == 2
+    assert capsys.readouterr().err == "mimo: --sample: expected a number from 0 to 2, got 3.\n"
     assert run(["data", "show", file, "--evaluation"]) == 2
     assert capsys.readouterr().err == "mimo: data: expected held-out samples, got none.\n"

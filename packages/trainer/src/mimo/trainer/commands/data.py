@@ -32,13 +32,13 @@ def show(
         file: settings in TOML.
         overrides: settings that differ, as key=value.
         sample: number of the first one, from 0.
-        count: how many to print.
+        count: how many to print at most; those that can't be read are named, and the command ends with 3.
         evaluation: of the held-out samples instead of those to train on.
         ids: print the tokens' ids too.
     """
     from rich.text import Text
 
-    from mimo.hooks import ConfigError
+    from mimo.hooks import ConfigError, DataError
     from mimo.trainer.commands.tables.console import make_console
     from mimo.trainer.commands.tables.sample import show_sample
     from mimo.trainer.config.toml import read_settings
@@ -50,14 +50,19 @@ def show(
         raise ConfigError("data", expected="held-out samples" if evaluation else "samples to train on", got="none")
     if count < 1:
         raise ConfigError("--count", expected="1 or more", got=str(count))
-    last = sample + count - 1
-    if not (0 <= sample <= last < len(dataset)):
-        asked = str(sample) if count == 1 else f"{sample} to {last}"
-        raise ConfigError("--sample", expected=f"numbers from 0 to {len(dataset) - 1}", got=asked)
+    if not 0 <= sample < len(dataset):
+        raise ConfigError("--sample", expected=f"a number from 0 to {len(dataset) - 1}", got=str(sample))
     console = make_console()
-    for number in range(sample, last + 1):
-        for part in show_sample(job, dataset, number, ids=ids):
-            console.print(part, soft_wrap=isinstance(part, Text))
+    unread: list[DataError] = []
+    for number in range(sample, min(sample + count, len(dataset))):
+        try:
+            for part in show_sample(job, dataset, number, ids=ids):
+                console.print(part, soft_wrap=isinstance(part, Text))
+        except DataError as error:
+            unread.append(error)
+            console.print(Text(f"sample {number} of {len(dataset)}, {error}", style="red"), soft_wrap=True)
+    if unread:
+        raise unread[0]
 
 
 def index(

@@ -11,10 +11,12 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from mimo.data import NO_LABEL, Dataset, PlacedItem, SampleLayout, sizes_of
+from mimo.data import NO_LABEL, Dataset, PlacedItem, SampleLayout, Tokenizer, sizes_of
 from mimo.hooks import plain_text
 from mimo.trainer.job.job import Job
 from mimo.trainer.job.measured_dataset import encodes
+
+_END = "[end]"
 
 
 def show_sample(job: Job, dataset: Dataset, sample: int, *, ids: bool) -> Iterator[RenderableType]:
@@ -61,10 +63,16 @@ def show_sample(job: Job, dataset: Dataset, sample: int, *, ids: bool) -> Iterat
             )
             continue
         piece = layout.tokens[begin:end].tolist()
-        text = Text(plain_text(job.tokenizer.decode(piece)))
+        text = Text(plain_text(_text(job.tokenizer, piece)))
         shown = [" ".join(map(str, piece))] if ids else []
         table.add_row(place, "learnt" if learnt else "read", learnt, text, *shown, style=style)
     yield table
+
+
+def _text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """Return the text of tokens with the end, which decoding leaves out, as ``[end]``."""
+    runs = groupby(ids, lambda number: number == tokenizer.end)
+    return "".join(_END * len(list(run)) if is_end else tokenizer.decode(list(run)) for is_end, run in runs)
 
 
 def _place(begin: int, end: int) -> str:
