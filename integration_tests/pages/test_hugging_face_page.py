@@ -81,6 +81,8 @@ def test_the_page_of_hugging_face_shows_commands_that_work(tmp_path: Path) -> No
     shown = next(one.out for line, one in ended.items() if "--settings" in line)
     assert "# vision: llava from llava for hf-images, " in shown
     assert "# language: llama from llava (text_config) for decoder, " in shown
+    trained = next(one.out for line, one in ended.items() if "train whole.toml" in line)
+    assert "weights of step 0 loaded from whole/step_00000000" in trained
     _, loading = load(tmp_path / "tuned-llava")
     assert not any(loading.values()), loading
     left = next(block for kind, block in BLOCKS if kind == "text" and "llava" in block)

@@ -31,10 +31,11 @@ def import_hf(
 
     Args:
         folders: vision=DIR to read one module from a folder, or DIR for all of it, which installed plugins must know.
-        out: folder for the checkpoint; mimo train FILE --finetune then begins with its weights. Without it, settings
-            are printed and nothing is written.
+        out: folder for the checkpoint; mimo train FILE --finetune then begins with its weights. Without it and
+            --settings, settings are printed and nothing is written.
         config: settings of a run, which must mean the same models as the folders.
-        settings: file to write, with all that training the model takes, its tokenizer and images included.
+        settings: file to write, with all that training the model takes, its tokenizer and images included; with --out
+            its load.finetune is the checkpoint, so that runs begin with these weights.
         part: a module of a folder that holds several, vision or language, to be read without the others; may be
             repeated.
         ignore: a key of config.json that drops at random, such as attention_dropout, to be set aside; may be repeated.
@@ -74,7 +75,8 @@ def import_hf(
     table = None if settings is None else whole_settings(parts)
     written = None if table is None else resolve(make_settings(table), purpose="generate")
     if settings is not None and table is not None:
-        write_atomically(settings, tomli_w.dumps(table))
+        begins = {} if out is None else {"load": {"finetune": str(out)}}
+        write_atomically(settings, tomli_w.dumps({**table, **begins}))
         print(_line(f"# settings: {settings}"))
     elif job is None:
         print(tomli_w.dumps({"modules": {part.name: part.table for part in parts}}), end="")
