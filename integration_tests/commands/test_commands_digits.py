@@ -92,7 +92,7 @@ def test_training_shows_its_progress(digits_ended: tuple[Path, Ended]) -> None:
         counts = r"step [ \d]\d/20  loss  \d\.\d{4}  +[\d,]+ tokens/s"
         assert re.fullmatch(rf"{counts}  \d+:\d\d left  data \d+\.\d\d s", line), line
     assert re.fullmatch(r"evaluation at step 20: loss \d\.\d{4}, \d+\.\d% of 36 samples exactly right", lines[-1])
-    assert re.fullmatch(r"digits: done in \d+:\d\d", last)
+    assert re.fullmatch(rf"digits: done in \d+:\d\d, step {STEPS} is saved in {re.escape(str(directory))}", last)
 
 
 def test_a_run_directory_holds_config_plan_metrics_pictures_and_checkpoints(digits_run: Path) -> None:

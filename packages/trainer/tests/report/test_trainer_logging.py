@@ -288,7 +288,7 @@ def test_the_console_prints_plain_lines_where_there_is_no_terminal(tmp_path: Pat
     assert [line.partition("  ")[0] for line in lines[1:3]] == ["step 2/3", "step 3/3"]
     assert lines[1] == "step 2/3  loss  1.2500     1,234 tokens/s  0:00 left  data 0.25 s"
     assert lines[3] == "evaluation at step 3: loss 0.2500, tutor 0.5000, 97.5% of 40 samples exactly right"
-    assert lines[4] == "r: done in 0:00"
+    assert lines[4] == f"r: done in 0:00, step 3 is saved in {tmp_path}"
 
 
 def test_the_console_shows_further_losses_beside_that_of_the_labels(tmp_path: Path) -> None:

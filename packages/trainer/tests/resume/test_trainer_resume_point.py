@@ -256,7 +256,7 @@ def test_a_run_is_not_begun_again_without_what_it_began_with(tmp_path: Path) -> 
         folder.mkdir()
     write_config(unstructure(settings(run, finetune=str(other))), run / "config.toml")
     check_directory(settings(run, "latest", finetune=str(other)))
-    with pytest.raises(ConfigError, match=r"^load\.finetune: expected '.*other', with which the run in '.*run' began"):
+    with pytest.raises(ConfigError, match=r"^load\.finetune: .*other', with which the run in .* own: remove the dir"):
         check_directory(settings(run, "latest"))
     save_run(run, 1)
     check_directory(settings(run, "latest"))

@@ -87,7 +87,7 @@ class Progress:
                 "checkpoint.load=latest goes on"
             )
         else:
-            self._line(f"{run.name}: done in {took}")
+            self._line(f"{run.name}: done in {took}, step {run.steps} is saved in {run.directory}")
 
     def _describe(self, run: RunInfo, info: StepInfo) -> str:
         done = info.step - run.first_step + 1

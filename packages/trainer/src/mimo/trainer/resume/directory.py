@@ -16,6 +16,8 @@ from mimo.trainer.config.names import CHECKPOINTS, CONFIG_FILE, SIGNS_OF_A_RUN
 from mimo.trainer.config.settings import Settings, steps_of
 from mimo.trainer.config.toml import read_table
 
+_BEGIN_AGAIN = "The run has saved no checkpoint of its own: remove the directory, and begin it again."
+
 
 def check_directory(settings: Settings, *, joining: bool = False, restarted: bool = False) -> None:
     """Refuse a directory that holds another run, and a checkpoint that is not there.
@@ -135,14 +137,14 @@ def _check_beginning(settings: Settings) -> None:
             "load.finetune",
             expected=f"{finetune!r}, with which the run in {str(directory)!r} began",
             got=repr(settings.load.finetune),
-            fix="Leave it out to go on with the run." if has_saved else "The run has saved no checkpoint of its own.",
+            fix="Leave it out to go on with the run." if has_saved else _BEGIN_AGAIN,
         )
     if load not in {"none", "latest"} and not has_saved:
         raise ConfigError(
             "checkpoint.load",
             expected=f"{load!r}, with which the run in {str(directory)!r} began",
             got="'latest'",
-            fix="The run has saved no checkpoint of its own: remove the directory, and begin it again.",
+            fix=_BEGIN_AGAIN,
         )
 
 
