@@ -127,3 +127,12 @@ def test_six_steps_equal_three_saved_and_three_more(case: Case, tmp_path: Path, 
     """The same layout resumes to the bit, another one within the first law: losses, weights and moments."""
     first, second = (case.settings(tmp_path, layout) for layout in (case.before, case.after))
     check_going_on(pool, first, second, exactly=case.before == case.after)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_compiled_layers_take_over_a_run(case: Case, tmp_path: Path, pool: Pool) -> None:
+    """Three steps by eager layers and three by compiled ones are six by these, of towers and whole models too."""
+    first, second = (case.settings(tmp_path, layout) for layout in (case.before, case.after))
+    second["run"] |= {"compile": True, "compile_backend": "aot_eager"}
+    check_going_on(pool, first, second, exactly=False)
