@@ -49,7 +49,7 @@ def refuse(*given, **named):
 
 @hookimpl
 def mimo_step_begin(run, step):
-    if step == 2:
+    if step == 1:
         torch.nn.functional.scaled_dot_product_attention = refuse
 """
 
@@ -150,7 +150,7 @@ def test_a_worker_that_fails_is_named_last_and_once(tmp_path: Path) -> None:
 
 
 def test_a_device_without_memory_left_says_what_would_fit(tmp_path: Path) -> None:
-    """Once and last: the module, what it did, the estimate, and settings that take less."""
+    """Once and last: the module, what it did, the estimate, and settings that take less: with them the run begins."""
     (tmp_path / "train.jsonl").write_text('{"text": "hello"}\n' * 4)
     (tmp_path / "text.toml").write_text(TEXT)
     path = install(tmp_path / "site", "filler", FULL, "mimo.lifecycle")
@@ -158,12 +158,13 @@ def test_a_device_without_memory_left_says_what_would_fit(tmp_path: Path) -> Non
     assert ended.code == 3
     reason = ended.err.splitlines()[-1]
     assert reason.startswith(
-        "mimo: rank 0: modules.language: expected what rank 0 holds of language to fit cpu in step 2, forward of "
+        "mimo: rank 0: modules.language: expected what rank 0 holds of language to fit cpu in step 1, forward of "
         "language stage 0, microbatch 0; estimated are "
     )
     assert " got CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 is full. " in reason
     assert ended.err == f"mimo: {(tmp_path / 'run' / 'error.txt').read_text()}"
     assert "Traceback" not in ended.err
+    succeed("train", "text.toml", "run.steps=1", cwd=tmp_path)  # into the same directory
 
 
 def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:

@@ -41,6 +41,22 @@ def test_a_directory_with_a_run_in_it_is_refused(tmp_path: Path, trace: str) -> 
         check_directory(settings(tmp_path))
 
 
+def test_a_run_that_ended_before_its_first_step_hinders_no_other(tmp_path: Path) -> None:
+    """Its settings, plan, lock and logs are no loss. Metrics of a step and checkpoints are, be they partial ones."""
+    for name in ("plan.json", "config.toml", "error.txt", "run.lock", "metrics.jsonl"):
+        (tmp_path / name).touch()
+    run = settings(tmp_path)
+    enter_directory(run, {}).release()
+    check_directory(settings(tmp_path, "latest"))
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1}\n')
+    with pytest.raises(ConfigError, match=r"^run.directory: expected a directory without a run in it"):
+        enter_directory(run, {})
+    (tmp_path / "metrics.jsonl").unlink()
+    (tmp_path / "checkpoints" / ".step_00000001.partial-0123abcd").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"^run.directory: expected a directory without a run in it"):
+        enter_directory(run, {})
+
+
 def test_a_file_in_the_place_of_the_directory_is_refused(tmp_path: Path) -> None:
     """It cannot be written into."""
     (tmp_path / "r").touch()

@@ -10,9 +10,9 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from mimo.hooks import ConfigError
+from mimo.hooks import METRICS_FILE, ConfigError
 from mimo.launch import unwritable
-from mimo.trainer.config.names import CHECKPOINTS, CONFIG_FILE, SIGNS_OF_A_RUN
+from mimo.trainer.config.names import CHECKPOINTS, CONFIG_FILE, PLAN_FILE, SIGNS_OF_A_RUN
 from mimo.trainer.config.settings import Settings, steps_of
 from mimo.trainer.config.toml import read_table
 
@@ -21,6 +21,8 @@ _BEGIN_AGAIN = "The run has saved no checkpoint of its own: remove the directory
 
 def check_directory(settings: Settings, *, joining: bool = False, restarted: bool = False) -> None:
     """Refuse a directory that holds another run, and a checkpoint that is not there.
+
+    A run that ended before it had trained a step holds nothing that another one may not overwrite.
 
     ``latest`` goes on with a run that ended before its first checkpoint too, from its first step. Where there is no
     run at all, it is refused to whoever typed it, since a misspelled directory would begin one from nothing. A job of
@@ -39,9 +41,8 @@ def check_directory(settings: Settings, *, joining: bool = False, restarted: boo
     _check_place(directory)
     if finetune and not restarted and not _is_folder(finetune):
         raise ConfigError("load.finetune", expected="the folder of a checkpoint or of a run", got=repr(finetune))
-    has_run = holds_run(directory)
     if load == "latest":
-        if not has_run and not joining:
+        if not holds_run(directory) and not joining:
             raise ConfigError(
                 "checkpoint.load",
                 expected=f"a run in {str(directory)!r} to go on with",
@@ -53,7 +54,7 @@ def check_directory(settings: Settings, *, joining: bool = False, restarted: boo
     if load != "none" and not restarted and not _is_folder(load):
         raise ConfigError("checkpoint.load", expected='"none", "latest" or the folder of a checkpoint', got=repr(load))
     resumes = load != "none" and Path(load).resolve().is_relative_to(directory.resolve())
-    if has_run and not resumes and not restarted:
+    if holds_run(directory) and not left_nothing(directory) and not resumes and not restarted:
         raise ConfigError(
             "run.directory",
             expected="a directory without a run in it",
@@ -151,6 +152,16 @@ def _check_beginning(settings: Settings) -> None:
 def holds_run(directory: Path) -> bool:
     """Tell whether a run has begun in a directory; that one has taken it, and nothing more, makes none."""
     return any((directory / trace).exists() for trace in SIGNS_OF_A_RUN)
+
+
+def left_nothing(directory: Path) -> bool:
+    """Tell whether all that a run wrote into a directory is what it began with: no checkpoint, no metrics of a step.
+
+    Runs write their plan before their settings: without it, ``config.toml`` may be somebody else's.
+    """
+    metrics = directory / METRICS_FILE
+    is_of_run = (directory / PLAN_FILE).is_file()
+    return is_of_run and not (directory / CHECKPOINTS).exists() and not (metrics.exists() and metrics.stat().st_size)
 
 
 def has_steps(directory: Path) -> bool:

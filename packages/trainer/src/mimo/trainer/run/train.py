@@ -154,8 +154,8 @@ def _note_begin(job: Job) -> None:
     try:
         job.directory.mkdir(parents=True, exist_ok=True)
         note_begin(job.directory, os.environ)
-        write_config(job.plain, job.directory / CONFIG_FILE)
         (job.directory / PLAN_FILE).write_text(plans_to_json(job.plans), encoding="utf-8")
+        write_config(job.plain, job.directory / CONFIG_FILE)  # last: with a plan beside it, it is known for a run's
     except OSError as error:
         raise RunError(
             str(job.directory), expected="settings and plan of the run to be written", got=str(error), fix="Make room."

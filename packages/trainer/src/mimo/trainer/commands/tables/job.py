@@ -18,7 +18,7 @@ from mimo.trainer.commands.tables.memory import show_memory, show_on_device
 from mimo.trainer.commands.tables.module_stats import show_module_stats
 from mimo.trainer.cost.sample_stats import SampleStats, step_samples
 from mimo.trainer.job.job import Job, JobModule
-from mimo.trainer.resume.directory import holds_run
+from mimo.trainer.resume.directory import holds_run, left_nothing
 
 if TYPE_CHECKING:
     from mimo.model.runtime import Compilation
@@ -76,7 +76,7 @@ def show_job(
         balance: returns how evenly lanes share the first step; called last, likewise.
     """
     run = job.settings.run
-    held = " (it holds a run)" if holds_run(job.directory) else ""
+    held = " (it holds a run)" if holds_run(job.directory) and not left_nothing(job.directory) else ""
     samples = "none" if job.train is None else f"{len(job.train)}"
     held_out = "none" if job.evaluation is None else f"{len(job.evaluation)}"
     rows = [
