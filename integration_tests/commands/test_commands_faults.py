@@ -168,12 +168,12 @@ def test_a_device_without_memory_left_says_what_would_fit(tmp_path: Path) -> Non
 
 
 def test_ctrl_c_ends_every_process(tmp_path: Path) -> None:
-    """Sent to the whole group as a terminal does. The run can be resumed later."""
+    """Sent to the whole group as a terminal does. It is said that nothing is saved yet."""
     with start(*DIGITS, ENDLESS, f"run.directory={tmp_path}") as started:
         started.wait_for(" 2/1000000  loss")
         os.killpg(started.pid, signal.SIGINT)
         ended = started.wait()
-    assert (ended.code, ended.err) == (130, "mimo: interrupted\n")
+    assert (ended.code, ended.err) == (130, f"mimo: interrupted\nmimo: no step is saved in {tmp_path}\n")
     assert losses(tmp_path)
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
+import sys
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -11,10 +13,11 @@ from typing import Any, TypeAlias
 
 import attrs
 
-from mimo.checkpoint import read_manifest
-from mimo.hooks import ConfigError
+from mimo.checkpoint import latest, read_manifest
+from mimo.hooks import ConfigError, plain_text
 from mimo.launch import Device, ProcessInfo, RunLock, choose_device, find_gpus, is_joining, with_slurm
 from mimo.launch.runtime import Fault, OnFailure, Terms, launch, start_method
+from mimo.trainer.config.names import CHECKPOINTS
 from mimo.trainer.config.structure import unstructure
 from mimo.trainer.config.toml import make_settings
 from mimo.trainer.decoding.answer_settings import AnswerSettings
@@ -25,6 +28,9 @@ from mimo.trainer.resume.attempt import forget_failure, note_failure, note_hang
 from mimo.trainer.run.inference import evaluate
 
 Entry: TypeAlias = Callable[[Job, ProcessInfo], object]
+
+_INTERRUPTED = frozenset(128 + number for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP))
+"""Exit codes of a run that is ended at once, without a last save."""
 
 
 def run_job(
@@ -68,7 +74,10 @@ def run_job(
     if enter is None or is_joining(environ):
         return how(terms=attrs.evolve(terms, enter=enter))
     with enter() as lock:
-        return how(terms=attrs.evolve(terms, lock=lock))
+        code = how(terms=attrs.evolve(terms, lock=lock))
+        if code in _INTERRUPTED:
+            _report_saved(job.directory)
+        return code
 
 
 def evaluate_checkpoint(step_folder: Path, answers: AnswerSettings, job: Job, process: ProcessInfo) -> None:
@@ -91,6 +100,18 @@ def _note_failure(directory: Path, on_failure: OnFailure | None, fault: Fault) -
         note_failure(directory, fault)
     if on_failure is not None:
         on_failure(fault)
+
+
+def _report_saved(directory: Path) -> None:
+    """Say on standard error which step the next run can resume."""
+    found = latest(directory / CHECKPOINTS)
+    if found is None:
+        text = f"no step is saved in {directory}"
+    else:
+        text = f"step {int(found.name.removeprefix('step_'))} is saved in {directory}; checkpoint.load=latest goes on"
+    with contextlib.suppress(OSError):  # a terminal that is gone
+        sys.stderr.write(plain_text(f"mimo: {text}\n"))
+        sys.stderr.flush()
 
 
 def _resolve_again(table: Mapping[str, Any], purpose: Purpose, entry: Entry, process: ProcessInfo) -> object:
