@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mimo.hooks import DataError
+from mimo.hooks import ConfigError
 from mimo_dataset_webdataset import _tar
 from mimo_dataset_webdataset._opening import read_headers
 from mimo_dataset_webdataset._shards import find_shards
@@ -162,8 +162,8 @@ def test_dataset_webdataset_tar_refuses_hostile_archives(tmp_path: Path, make: C
     """What is damaged, cut, joined, or asks for more than there is, is refused by shard, without reading it whole."""
     path = tmp_path / "train-0.tar"
     path.write_bytes(make())
-    with pytest.raises(DataError, match=f"train-0.tar: expected a tar of samples, got .*{says}"):
-        read_headers(find_shards(str(path), "", "data.path"), None)
+    with pytest.raises(ConfigError, match=f"^data.held_out: expected tars of samples, got '.*train-0.tar', .*{says}"):
+        read_headers(find_shards(str(path), "", "data.held_out"), None)
 
 
 @given(raw=st.binary(max_size=2048), place=st.integers(0, 2560))

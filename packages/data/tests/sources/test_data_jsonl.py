@@ -7,6 +7,7 @@ import io
 import json
 import re
 import struct
+import tarfile
 import tempfile
 import zlib
 from pathlib import Path
@@ -185,6 +186,7 @@ def test_data_jsonl_refuses_a_line_without_end(tmp_path: Path) -> None:
     """A line that is longer than any sample is refused before it is read."""
     path = tmp_path / "train.jsonl"
     with path.open("wb") as file:
+        file.write(b"{")
         file.truncate(MAX_LINE + 1)  # a hole: no such bytes lie on the disk
     with pytest.raises(DataError, match=HERE + "expected a line of at most 268,435,456 bytes, got one of 268,435,457"):
         opened(str(path)).tokens(0)
@@ -211,7 +213,7 @@ def test_data_jsonl_opening_parses_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("setting", ["path", "evaluation_path"])
 def test_data_jsonl_refuses_missing_file(tmp_path: Path, setting: str) -> None:
-    """A file that is missing, a folder or empty is refused when opened, by its setting."""
+    """A file that is missing, a folder, empty or of another kind is refused when opened, by its setting."""
     config: dict[str, Any] = {"path": write(tmp_path, {"text": "a"})}
     split: Any = "train" if setting == "path" else "evaluation"
     for path in ("nowhere/x.jsonl", str(tmp_path)):
@@ -223,6 +225,9 @@ def test_data_jsonl_refuses_missing_file(tmp_path: Path, setting: str) -> None:
         ConfigError, match=rf"data\.{setting}: expected a jsonl file with at least one sample, got '.*em"
     ):
         open_jsonl(JsonlConfig(**config | {setting: str(tmp_path / "empty.jsonl")}), TOKENIZER, split)
+    (tmp_path / "a.tar").write_bytes(tarfile.TarInfo("a.png").tobuf())
+    with pytest.raises(ConfigError, match=rf"^data\.{setting}: expected a jsonl file, got '.*a\.tar', which"):
+        open_jsonl(JsonlConfig(**config | {setting: str(tmp_path / "a.tar")}), TOKENIZER, split)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -66,23 +66,25 @@ def local_facts(shard: Shard) -> Facts:
     return Facts(size=status.st_size, mark=digest_of_file(path), time=status.st_mtime_ns)
 
 
-def read_table(shards: Iterable[Shard], opened: Callable[[int], AbstractContextManager[BinaryIO]]) -> Table:
+def read_table(shards: Shards, opened: Callable[[int], AbstractContextManager[BinaryIO]]) -> Table:
     """Return where everything lies, read from the headers of each shard.
 
     Args:
-        shards: in order.
+        shards: which.
         opened: opens one by its number.
 
     Raises:
-        DataError: one is no tar of samples.
+        ConfigError: one is no tar of samples, by the setting that names it.
+        DataError: one can't be read.
     """
     builder = TableBuilder()
-    for number, shard in enumerate(shards):
+    for number, shard in enumerate(shards.shards):
         try:
             with opened(number) as file:
                 builder.add_shard(read_members(file, file.seek(0, 2)))
         except TarError as error:
-            raise DataError(shard.identity, expected="a tar of samples", got=str(error)) from None
+            got = f"{shard.identity!r}, {error}"
+            raise ConfigError(shards.setting, expected="tars of samples", got=got) from None
         except OSError as error:
             raise DataError(shard.identity, expected="a readable tar", got=str(error)) from error
     return builder.table()

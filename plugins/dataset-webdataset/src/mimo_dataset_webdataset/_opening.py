@@ -47,7 +47,8 @@ def read_headers(shards: Shards, cache: ShardCache | None) -> Known:
     """Return where everything lies, read from the shards themselves; those elsewhere are fetched one after the other.
 
     Raises:
-        DataError: one can't be read, or is no tar of samples.
+        ConfigError: one is no tar of samples.
+        DataError: one can't be read.
     """
 
     @memoized
@@ -59,15 +60,15 @@ def read_headers(shards: Shards, cache: ShardCache | None) -> Known:
             raise DataError(shard.identity, expected="a readable tar", got=str(error)) from error
 
     opener = Opener(shards=shards.shards, cache=cache, facts=facts)
-    return Known(table=read_table(shards.shards, opener.opened), facts=facts)
+    return Known(table=read_table(shards, opener.opened), facts=facts)
 
 
 def open_known(shards: Shards, cache: ShardCache | None) -> tuple[Known, Opener]:
     """Return where everything lies, from the index if there is one, and what opens the shards.
 
     Raises:
-        ConfigError: the index is damaged or stale, or there is none of shards elsewhere.
-        DataError: a shard is no tar of samples.
+        ConfigError: the index is damaged or stale, there is none of shards elsewhere, or one is no tar of samples.
+        DataError: a shard can't be read.
     """
     known = read_index(shards)
     if known is None and not shards.is_local:

@@ -91,8 +91,8 @@ def index_shards(config: WebdatasetConfig, split: SplitName) -> Path | None:
     Shards that lie elsewhere are fetched once, one after the other, through the cache.
 
     Raises:
-        ConfigError: a setting is wrong, or the index can't be written.
-        DataError: a shard can't be read, or is no tar of samples.
+        ConfigError: a setting is wrong, a shard is no tar of samples, or the index can't be written.
+        DataError: a shard can't be read.
     """
     shards = _shards(config, split)
     return None if shards is None else write_index(shards, read_headers(shards, _cache(config, shards)))

@@ -22,6 +22,8 @@ from mimo.data.sources.record_dataset import RecordDataset
 from mimo.data.text import ChatSettings
 from mimo.hooks import ConfigError, hookimpl
 
+_BEGIN_BYTES = 512
+
 
 @attrs.frozen(kw_only=True)
 class JsonlConfig:
@@ -47,6 +49,13 @@ def open_jsonl(config: JsonlConfig, tokenizer: Tokenizer, split: SplitName) -> R
         return None
     setting, path = found
     try:
+        if _is_of_another_kind(path):
+            raise ConfigError(
+                setting,
+                expected="a jsonl file",
+                got=f"{str(path)!r}, which holds no text",
+                fix="Check the path, and the plugin that is to read it.",
+            )
         lines = open_lines(path, config.index)
     except IndexFileError as error:
         raise ConfigError(
@@ -75,6 +84,13 @@ def index_jsonl(config: JsonlConfig, split: SplitName) -> Path | None:
             got=str(error),
             fix="Set data.index to a folder of yours; without it, that is where the data are.",
         ) from error
+
+
+def _is_of_another_kind(path: Path) -> bool:
+    """Tell whether a file is a table, an archive or a picture: these begin with zeros, which JSON has none of."""
+    with path.open("rb") as file:
+        begin = file.read(_BEGIN_BYTES)
+    return b"\0" in begin and not begin.lstrip().startswith(b"{")
 
 
 def _path(config: JsonlConfig, split: SplitName) -> tuple[str, Path] | None:
