@@ -212,7 +212,7 @@ NOTHING_LOADED = (
 )
 TWO_BEGINNINGS = (
     "load.finetune: expected nothing beside checkpoint.load, which names another checkpoint to begin with, got 'x'. "
-    "Leave one of them out."
+    'Leave one of them out: on the command line, load.finetune="" or checkpoint.load=none does so.'
 )
 
 
@@ -236,6 +236,17 @@ def test_settings_that_nothing_would_come_of_are_refused(override: str, load: st
     with pytest.raises(ConfigError) as error:
         check_load(make_settings(table))
     assert str(error.value) == text
+
+
+@pytest.mark.parametrize(
+    ("override", "left"),
+    [('load.finetune=""', ("y", "")), ("load.finetune=", ("y", "")), ("checkpoint.load=none", ("none", "x"))],
+)
+def test_a_written_beginning_is_left_out_by_an_override(override: str, left: tuple[str, str], tmp_path: Path) -> None:
+    """As the refusal of two says; a shell takes the quotes away."""
+    given = make_settings(override_key(unstructure(settings(tmp_path, "y", finetune="x")), override))
+    check_load(given)
+    assert (given.checkpoint.load, given.load.finetune) == left
 
 
 @pytest.mark.parametrize("key", ["optimizer", "rng", "schedule", "data"])

@@ -24,7 +24,7 @@ def check_load(settings: Settings) -> None:
             "load.finetune",
             expected="nothing beside checkpoint.load, which names another checkpoint to begin with",
             got=repr(load.finetune),
-            fix="Leave one of them out.",
+            fix='Leave one of them out: on the command line, load.finetune="" or checkpoint.load=none does so.',
         )
     defaults = LoadSettings()
     for field in attrs.fields(LoadSettings):
