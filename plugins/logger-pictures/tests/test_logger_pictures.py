@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 from PIL import Image
 
 from mimo.hooks import EvaluationInfo, IndexInfo, Prediction, RunInfo, lifecycle
-from mimo_logger_pictures import Pictures, caption_grid, loss_curve
+from mimo_logger_pictures import Pictures, caption_grid, distribution_bars, loss_curve
 
 PREDICTIONS = (
     Prediction(sample=0, text="no image", is_exact=False),
@@ -91,6 +92,16 @@ def test_an_index_is_drawn_beside_it(tmp_path: Path, capsys: pytest.CaptureFixtu
         assert tall.width == narrow.width
         assert tall.height > 1.5 * narrow.height
     assert not draw("none").exists()
+
+
+def test_counts_are_drawn_beside_whole_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However small they are: no number stands there twice, as rounded ones would."""
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_given, **_named: drawn.append(figure))
+    distribution_bars(tmp_path / "a.png", "a", {"tokens": [(3, 1), (12, 1)], "rows": [(4, 1), (9, 2)]})
+    drawn[0].draw_without_rendering()
+    shown = [[label.get_text() for label in axes.get_yticklabels()] for axes in drawn[0].axes]
+    assert [labels for labels in shown if len(labels) < 2 or len(set(labels)) < len(labels)] == []
 
 
 def test_lines_without_a_loss_break_no_picture(tmp_path: Path) -> None:

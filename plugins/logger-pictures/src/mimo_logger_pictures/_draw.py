@@ -141,9 +141,9 @@ def distribution_bars(path: Path, title: str, distributions: Mapping[str, Sequen
         axes.set_xlim(first - 0.02 * (last + 1 - first), last + 1 + 0.02 * (last + 1 - first))
         axes.set_xlabel(name.replace("$", r"\$"))
         axes.set_ylabel("how many")
-        axes.xaxis.set_major_formatter("{x:,.0f}")
-        axes.yaxis.set_major_formatter("{x:,.0f}")
-        axes.xaxis.get_major_locator().set_params(integer=True)
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter("{x:,.0f}")
+            axis.get_major_locator().set_params(integer=True)
         axes.legend(frameon=False, fontsize=8)
         for side in ("top", "right"):
             axes.spines[side].set_visible(False)
