@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
 from typing import Any
 
 import attrs
@@ -30,6 +32,7 @@ from mimo.model.runtime import (
 from mimo.testing import fork_ranks
 from mimo.topology import Grid
 from mimo_transformers import HF_DECODER, HF_ENCODER, HF_IMAGES
+from mimo_transformers.model.attention import PackedRows
 from mimo_transformers.model.drops import BridgedDropout
 from mimo_transformers.model.per_sample import PerSample
 from mimo_transformers.model.routers import RecordedRouter
@@ -61,7 +64,7 @@ ENCODERS: Mapping[str, tuple[Any, Callable[[], Any], int]] = {
 """Encoders with settings, and the graphs: one image alone has its own, and so has a layer that isn't trained."""
 
 
-def _build(spec: Any, config: Any, backend: str) -> Part:
+def _build(spec: Any, config: Any, backend: str, **more: Any) -> Part:
     is_language = spec is HF_DECODER
     return build_part(
         spec,
@@ -74,6 +77,7 @@ def _build(spec: Any, config: Any, backend: str) -> Part:
         device=torch.device("cpu"),
         hidden=images.WIDTH,
         compile_backend=backend,
+        **more,
     )
 
 
@@ -167,6 +171,36 @@ def test_layers_of_towers_are_whole_graphs(name: str) -> None:
     assert 1 <= found.graphs <= ENCODERS[name][2]
     assert found.breaks == set()
     assert found.deviation <= 1e-5
+
+
+def _held_after_a_step_and_a_failure(_rank: int) -> tuple[int, int]:
+    """Return how many packed rows there are after a forward and its backward, and after a forward that fails."""
+    config = small("qwen3_moe", num_hidden_layers=1)
+    config = attrs.evolve(config, values={**config.values, "output_router_logits": True})
+    part = _build(HF_DECODER, config, "eager", recompute="full")
+    module: Any = part.module
+    found = list[int]()
+    for fails in (False, True):
+        batch = next(_batches(config.vocabulary))
+        with pytest.raises(RuntimeError, match="out of memory") if fails else nullcontext():
+            module.losses(part.language(batch, {}, None), batch.labels).sum().backward()
+        del batch
+        gc.collect()
+        found.append(sum(isinstance(one, PackedRows) for one in gc.get_objects()))
+        module.norm.register_forward_pre_hook(_fail)
+    before, after = found
+    return before, after
+
+
+def _fail(*_given: Any) -> None:
+    raise RuntimeError("out of memory")
+
+
+@pytest.mark.soak
+@pytest.mark.newest
+def test_rows_are_let_go_after_a_step_and_after_a_forward_that_fails() -> None:
+    """Also where routers took down logits, whose graphs save what carries the rows for being computed again."""
+    assert fork_ranks(1, _held_after_a_step_and_a_failure) == [(0, 0)]
 
 
 def test_a_tower_without_a_list_of_layers_stays_eager(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,7 @@ from mimo.hooks import ConfigError
 from mimo.model import Stage
 from mimo.model.runtime import DecodeCache, LanguageBatch, LanguageStage, create_on
 from mimo_transformers.family import HfDecoderConfig, base_path_of, new_network, quiet
-from mimo_transformers.model.attention import CallRecord, PackedRows, register_attention
+from mimo_transformers.model.attention import CallRecord, PackedRows, RoutedRows, register_attention
 from mimo_transformers.model.drops import replace_drops
 from mimo_transformers.model.experts import BridgedGroupedLinear
 from mimo_transformers.model.layers import LAYER_ROWS, Passing, bridge_layers, stand_in
@@ -125,28 +125,31 @@ class HfStage(LanguageStage):
             routed={} if self._routed_layers and cache is None and self.record is None else None,
         )
         base, _, layers = self._networks
-        with self.draw_keys.at(drawn):
-            found = run_base(base, layers, x, packed).squeeze(0)
+        try:
+            with self.draw_keys.at(drawn):
+                found = run_base(base, layers, x, packed).squeeze(0)
+        finally:  # else what graphs save would hold logits, which hold these graphs
+            routed = packed.take_routed()
         if cache is not None:
             cache.end()
-        self._add_balance_loss(batch, packed)
+        if routed:
+            self._add_balance_loss(batch, routed)
         if not self.stage.is_last:
             assert packed.result is not None
             found = packed.result
         found = found.to(x.dtype)  # some sum up in fp32 from layer to layer
         return deep.join(found, stop=self.span.stop)[:count]
 
-    def _add_balance_loss(self, batch: LanguageBatch, rows: PackedRows) -> None:
-        """Add what the routers here come to, and have nothing taken down when layers are computed again."""
-        if routed := rows.take_routed():
-            add_balance_loss(
-                routed,
-                batch,
-                coefficient=self.config.balance_loss or 0.0,
-                layers=self._routed_layers,
-                axis=self.axis,
-                experts=self.expert_axis,
-            )
+    def _add_balance_loss(self, batch: LanguageBatch, routed: Mapping[int, RoutedRows]) -> None:
+        """Add what the routers here come to."""
+        add_balance_loss(
+            routed,
+            batch,
+            coefficient=self.config.balance_loss or 0.0,
+            layers=self._routed_layers,
+            axis=self.axis,
+            experts=self.expert_axis,
+        )
 
     @property
     def layers_path(self) -> str:
