@@ -6,7 +6,7 @@ import random
 import weakref
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import pytest
@@ -388,6 +388,38 @@ def test_a_backend_without_what_it_compiles_with_is_refused(monkeypatch: pytest.
     )
     check_backend("aot_eager", torch.device("cpu"))
     check_backend("", torch.device("cpu"))
+
+
+def _fail(_graph: Any, _inputs: Any) -> Any:
+    msg = "no such instruction"
+    raise RuntimeError(msg)
+
+
+def _refuse_in_first_step(_rank: int) -> str:
+    """Return what a layer's first forward says whose compiler fails, once one that fails by itself has said that."""
+    torch._dynamo.register_backend(name="failing", compiler_fn=_fail)
+    (batch,), said = _batches(1), list[str]()
+    for part in (_build(DENSE, compile_backend="failing"), _build(DENSE, compile_backend="eager")):
+        layer: Any = next(iter(cast("Any", part.module).layers.values()))
+        if said:
+            delattr(layer, next(name for name, _ in layer.named_children()))
+        try:
+            part.language(batch, {}, None)
+        except Exception as error:  # noqa: BLE001 - whichever it is
+            said.append(f"{type(error).__name__}: {error}")
+    return "\n".join(said)
+
+
+def test_a_compiler_that_fails_names_the_setting() -> None:
+    """And the layer; errors of layers themselves are theirs."""
+    (found,) = fork_ranks(1, _refuse_in_first_step)
+    first, second = found.split("\n", 1)
+    assert first == (
+        "ConfigError: run.compile: expected layers that PyTorch can compile with 'failing', got BackendCompilerFailed "
+        "for Layer, as shown above. Set it to false; a plugin says by compiles = False that its layers can't be "
+        "compiled."
+    )
+    assert second.startswith("AttributeError"), second
 
 
 def test_what_of_a_module_is_compiled_is_said() -> None:

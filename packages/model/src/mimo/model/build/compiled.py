@@ -14,6 +14,7 @@ from typing import Any, cast
 import attrs
 import torch
 from torch import Tensor, nn
+from torch._dynamo.exc import TorchDynamoException
 from torch.utils._triton import has_triton
 
 from mimo.hooks import ConfigError
@@ -143,9 +144,17 @@ def _compiled(method: Callable[..., Any], backend: str) -> Callable[..., Any]:
         if isinstance(part, DefersWeightGrads) and part.weight_grad_queue is not None:
             part.weight_grad_queue.know(part)
         keys: DrawKeys = cast("Any", part).draw_keys
-        if keys.rows is None:
-            return compiled(part, *values, **names)
-        return compiled_drawing(part, keys.rows, *values, **names)
+        try:
+            if keys.rows is None:
+                return compiled(part, *values, **names)
+            return compiled_drawing(part, keys.rows, *values, **names)
+        except TorchDynamoException as error:  # of the compiler; what a layer itself raises is none
+            raise ConfigError(
+                "run.compile",
+                expected=f"layers that PyTorch can compile with {backend!r}",
+                got=f"{type(error).__name__} for {type(part).__name__}, as shown above",
+                fix="Set it to false; a plugin says by compiles = False that its layers can't be compiled.",
+            ) from error
 
     return run
 
