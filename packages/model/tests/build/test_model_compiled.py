@@ -416,8 +416,8 @@ def test_a_compiler_that_fails_names_the_setting() -> None:
     first, second = found.split("\n", 1)
     assert first == (
         "ConfigError: run.compile: expected layers that PyTorch can compile with 'failing', got BackendCompilerFailed "
-        "for Layer, as shown above. Set it to false; a plugin says by compiles = False that its layers can't be "
-        "compiled."
+        "for Layer: backend='failing' raised: RuntimeError: no such instruction. Set it to false; a plugin says by "
+        "compiles = False that its layers can't be compiled."
     )
     assert second.startswith("AttributeError"), second
 

@@ -309,7 +309,7 @@ def test_the_console_says_that_a_run_was_stopped(tmp_path: Path) -> None:
     caller.step_end(run, attrs.evolve(STEP, step=2))
     caller.run_end(run)
     printed = out.getvalue().splitlines()[-1]
-    assert printed == "r: stopped as asked, step 2 of 3 is saved, in 0:00; checkpoint.load=latest goes on"
+    assert printed == "r: stopped as asked, step 2 of 3 is saved, in 0:00; checkpoint.load=latest continues"
 
 
 def test_the_console_says_where_a_run_resumes(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_what_is_saved_is_said_when_a_run_is_interrupted(
     (tmp_path / "checkpoints" / ".step_00000040.partial-0123abcd").mkdir(parents=True)
     assert end_with(code) == f"mimo: no step is saved in {tmp_path}\n"
     save(tmp_path / "checkpoints", 20, {"a": torch.ones(1)}, config={}, topology={})
-    assert end_with(code) == f"mimo: step 20 is saved in {tmp_path}; checkpoint.load=latest goes on\n"
+    assert end_with(code) == f"mimo: step 20 is saved in {tmp_path}; checkpoint.load=latest continues\n"
     assert [end_with(other) for other in (0, 3, 141)] == ["", "", ""]
 
 

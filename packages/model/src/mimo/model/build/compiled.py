@@ -149,10 +149,11 @@ def _compiled(method: Callable[..., Any], backend: str) -> Callable[..., Any]:
                 return compiled(part, *values, **names)
             return compiled_drawing(part, keys.rows, *values, **names)
         except TorchDynamoException as error:  # of the compiler; what a layer itself raises is none
+            why = " ".join(str(error).splitlines()[:2])
             raise ConfigError(
                 "run.compile",
                 expected=f"layers that PyTorch can compile with {backend!r}",
-                got=f"{type(error).__name__} for {type(part).__name__}, as shown above",
+                got=f"{type(error).__name__} for {type(part).__name__}: {why}",
                 fix="Set it to false; a plugin says by compiles = False that its layers can't be compiled.",
             ) from error
 

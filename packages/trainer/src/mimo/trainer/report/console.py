@@ -84,7 +84,7 @@ class Progress:
         if self._step < run.steps:
             self._line(
                 f"{run.name}: stopped as asked, step {self._step} of {run.steps} is saved, in {took}; "
-                "checkpoint.load=latest goes on"
+                "checkpoint.load=latest continues"
             )
         else:
             self._line(f"{run.name}: done in {took}, step {run.steps} is saved in {run.directory}")

@@ -108,7 +108,7 @@ def _report_saved(directory: Path) -> None:
     if found is None:
         text = f"no step is saved in {directory}"
     else:
-        text = f"step {int(found.name.removeprefix('step_'))} is saved in {directory}; checkpoint.load=latest goes on"
+        text = f"step {int(found.name.removeprefix('step_'))} is saved in {directory}; checkpoint.load=latest continues"
     with contextlib.suppress(OSError):  # a terminal that is gone
         sys.stderr.write(plain_text(f"mimo: {text}\n"))
         sys.stderr.flush()
