@@ -164,7 +164,7 @@ def test_data_index_gives_the_sizes_by_which_samples_are_placed(folder: Path, mo
 
     before = placed()
     assert index(folder) == 0
-    monkeypatch.setattr(Job, "lay_out", None)
+    monkeypatch.setattr(Job, "lay_out_all", None)
     assert placed() == before
     assert None not in before
 

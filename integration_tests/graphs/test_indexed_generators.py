@@ -163,7 +163,7 @@ def test_an_index_says_what_is_laid_out(reads: str, folder: Path, monkeypatch: p
     for name in ("samples", "rows"):
         assert getattr(ours, name).tolist() == getattr(theirs, name).tolist()
     assert [ours.sizes[one] for one in ours.of_item] == [theirs.sizes[one] for one in theirs.of_item]
-    monkeypatch.setattr(Job, "lay_out", None)
+    monkeypatch.setattr(Job, "lay_out_all", None)
     assert placed(job) == before
 
 

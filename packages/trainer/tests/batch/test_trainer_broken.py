@@ -83,7 +83,13 @@ class Lines:
 def make_job(share: float) -> Any:
     """Return what of a job matters here."""
     settings = SimpleNamespace(data=SimpleNamespace(max_broken=share, hand_on=1))
-    return SimpleNamespace(settings=settings, train=Lines(), lay_out=lay_out, item_modules=(MODULE,), language=MODULE)
+    return SimpleNamespace(
+        settings=settings,
+        train=Lines(),
+        lay_out_all=lambda dataset, samples: [lay_out(dataset, sample) for sample in samples],
+        item_modules=(MODULE,),
+        language=MODULE,
+    )
 
 
 def step_of(job: Any, numbers: list[int], broken: set[int]) -> StepData:

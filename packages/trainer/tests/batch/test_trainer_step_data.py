@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from PIL import Image, ImageFile
 from torch import Tensor
 
-from mimo.data import DATASETS, TOKENIZERS, Dataset, SampleLayout, lay_out
+from mimo.data import DATASETS, TOKENIZERS, LayoutRules
 from mimo.hooks import ConfigError, DataError, RunError
 from mimo.model import EncoderSpec
 from mimo.trainer.batch.microbatch import Microbatch
@@ -67,10 +68,8 @@ def one_picture(tmp_path: Path) -> Microbatch:
     dataset = jsonl.open(jsonl.config(path=str(tmp_path / "train.jsonl")), tokenizer, "train")
     assert dataset is not None
 
-    def laid(data: Dataset, sample: int) -> SampleLayout:
-        return lay_out(data, sample, tokenizer=tokenizer, rows={"image": lambda size: size[0]}, max_tokens=64)
-
-    job: Any = SimpleNamespace(lay_out=laid)
+    rules = LayoutRules(tokenizer=tokenizer, rows={"image": lambda size: size[0]})
+    job: Any = SimpleNamespace(lay_out_all=partial(rules.lay_out_all, max_tokens=64))
     return Microbatch(job, dataset, [0, 1])
 
 

@@ -89,6 +89,10 @@ MODULE: Any = SimpleNamespace(
 PLACE = GRID.coordinates(0)
 
 
+def _lay_out_all(data: Numbers, samples: Sequence[int]) -> list[SampleLayout]:
+    return [_lay_out(data, sample) for sample in samples]
+
+
 def _lay_out(data: Numbers, sample: int) -> SampleLayout:
     data.read.append(("layout", sample))
     if -sample in data.broken:
@@ -111,7 +115,7 @@ def loading(
     **settings: Any,
 ) -> Iterator[StepLoader]:
     """Yield a loader of steps of two microbatches: samples 10 s and 10 s + 1, of step s."""
-    job: Any = SimpleNamespace(lay_out=_lay_out)
+    job: Any = SimpleNamespace(lay_out_all=_lay_out_all)
 
     def cut(step: int) -> StepData:
         microbatches = tuple(Microbatch(job, data, [10 * step + n]) for n in range(2))  # type: ignore[arg-type]
@@ -307,7 +311,7 @@ def test_without_threads_decoding_counts_as_waiting_for_data() -> None:
 
 def test_items_that_no_thread_has_begun_are_decoded_from_the_last_on() -> None:
     """Threads decode from the first on: where both meet all is done, and none was waited for one by one."""
-    job: Any = SimpleNamespace(lay_out=_lay_out)
+    job: Any = SimpleNamespace(lay_out_all=_lay_out_all)
     microbatch = Microbatch(job, Numbers(), [7, 8, 9])  # type: ignore[arg-type]
     calls: list[tuple[str, int]] = []
 
@@ -330,7 +334,7 @@ def test_items_that_no_thread_has_begun_are_decoded_from_the_last_on() -> None:
 
 def test_items_are_decoded_ahead_once_for_each_stage_that_takes_them() -> None:
     """As a generator's first and last, where one rank has both: what was prepared is handed over."""
-    job: Any = SimpleNamespace(lay_out=_lay_out)
+    job: Any = SimpleNamespace(lay_out_all=_lay_out_all)
     microbatch, numbers = Microbatch(job, Numbers(), [7]), iter(range(2))  # type: ignore[arg-type]
 
     @attrs.frozen

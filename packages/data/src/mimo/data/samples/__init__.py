@@ -1,6 +1,7 @@
 """What dataset and tokenizer plugins are written against, and the tokens of a sample."""
 
-from mimo.data.samples.layout import NO_LABEL, LayoutRules, MadeItem, PlacedItem, SampleLayout, lay_out
+from mimo.data.samples.layout import NO_LABEL, PlacedItem, SampleLayout
+from mimo.data.samples.layout_rules import LayoutRules, MadeItem, lay_out
 from mimo.data.samples.packing import Packed, pack
 from mimo.data.samples.specs import (
     AnswerMetricSpec,

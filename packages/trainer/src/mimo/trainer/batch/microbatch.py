@@ -84,9 +84,9 @@ class Microbatch:
 
     @cached_property
     def layouts(self) -> tuple[SampleLayout, ...]:
-        """The layout of every sample, in order; `DataError` as from `Job.lay_out` and `check_placed`."""
+        """The layout of every sample, in order; `DataError` as from `Job.lay_out_all` and `check_placed`."""
         if self._layouts is None:
-            self._layouts = tuple(self._job.lay_out(self._dataset, sample) for sample in self._samples)
+            self._layouts = tuple(self._job.lay_out_all(self._dataset, self._samples))
             if self.placed is not None and self._samples:
                 check_placed(self._job, self.placed, self._layouts, self._dataset.where(self._samples[0]))
         return self._layouts

@@ -174,17 +174,17 @@ class _Parts:
         known = sizes_of(self.dataset, samples)
         laid_out = [self.known(sample) for sample in samples]  # taken in any case, so that none is held
         if known is None:
-            layouts = [
-                found or self.job.lay_out(self.dataset, sample) for sample, found in zip(samples, laid_out, strict=True)
-            ]
+            unknown = [sample for sample, found in zip(samples, laid_out, strict=True) if found is None]
+            own = iter(self.job.lay_out_all(self.dataset, unknown))
+            layouts = [found or next(own) for found in laid_out]
             sizes = StepSizes.of_layouts(self.job, layouts)
         else:
             sizes = StepSizes.of_index(self.job, known)
         found = []
         for one in costs.place(sizes, balanced=balanced):
             numbers = [samples[position] for position in one.samples]
-            own = None if layouts is None else tuple(layouts[position] for position in one.samples)
-            microbatch = Microbatch(self.job, self.dataset, numbers, self.routes, self.kept, one, own)
+            placed = None if layouts is None else tuple(layouts[position] for position in one.samples)
+            microbatch = Microbatch(self.job, self.dataset, numbers, self.routes, self.kept, one, placed)
             found.append((microbatch, one.samples))
         return self._joined(found)
 

@@ -70,7 +70,7 @@ class StepSizes:
         known = sizes_of(dataset, samples)
         if known is not None:
             return cls.of_index(job, known)
-        return cls.of_layouts(job, [job.lay_out(dataset, sample) for sample in samples])
+        return cls.of_layouts(job, job.lay_out_all(dataset, samples))
 
     @classmethod
     def of_layouts(cls, job: Job, layouts: Sequence[SampleLayout]) -> StepSizes:

@@ -409,23 +409,32 @@ class Job:
         )
 
     def lay_out(self, dataset: Dataset, sample: int) -> SampleLayout:
-        """Return where every token and item of a sample lies; see `mimo.data.LayoutRules`.
+        """Return where every token and item of a sample lies; see `lay_out_all`."""
+        return self.lay_out_all(dataset, [sample])[0]
+
+    def lay_out_all(self, dataset: Dataset, samples: Sequence[int]) -> list[SampleLayout]:
+        """Return where every token and item of samples lies; see `mimo.data.LayoutRules`.
 
         Raises:
-            DataError: it can't be laid out, or is longer than settings allow.
+            DataError: one can't be laid out, or is longer than settings allow.
         """
-        found = self._rules.lay_out(dataset, sample, max_tokens=self.settings.data.max_tokens)
-        if found.truncated and self.settings.data.longer == "refuse":
+        found = self._rules.lay_out_all(dataset, samples, max_tokens=self.settings.data.max_tokens)
+        if self.settings.data.longer == "refuse":
+            self._refuse_longer(dataset, found)
+        for encoder in self.encoders if self.teachers else ():
+            for layout in found if encoder.is_of_teacher else ():
+                self._check_rows(encoder, layout, dataset.where(layout.sample))
+        return found
+
+    def _refuse_longer(self, dataset: Dataset, layouts: Sequence[SampleLayout]) -> None:
+        longer = next((layout for layout in layouts if layout.truncated), None)
+        if longer is not None:
             raise DataError(
-                dataset.where(sample),
+                dataset.where(longer.sample),
                 expected=f"at most data.max_tokens = {self.settings.data.max_tokens} tokens, those of items included",
                 got="more",
                 fix='Shorten it, or set data.max_tokens higher, or data.longer = "cut".',
             )
-        for encoder in self.encoders if self.teachers else ():
-            if encoder.is_of_teacher:
-                self._check_rows(encoder, found, dataset.where(sample))
-        return found
 
     def place_item(self, info: ItemInfo, *, at: int) -> tuple[NDArray[np.int64], PlacedItem]:
         """Return the ids that stand for an item of a sequence that is written, and where it lies from a position on."""
