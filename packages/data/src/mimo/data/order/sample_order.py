@@ -24,6 +24,8 @@ FIRST_ORDER = 1
 """Version of the order of runs that say none."""
 NEWEST_ORDER = 2
 """Version of the order of new runs."""
+_BLOCK = 1 << 10
+"""Positions that are read at once: of so many it takes little longer than of a step's few."""
 
 
 @attrs.frozen(kw_only=True)
@@ -73,12 +75,14 @@ class SampleOrder:
             if value < least:
                 msg = f"{name}: expected at least {least}, got {value}"
                 raise ValueError(msg)
+        samples = sum(part.samples for part in self.parts)
         if self.version == FIRST_ORDER:
             _refuse_weights(self.parts)
-            return FirstOrder(sum(part.samples for part in self.parts), self.seed)
+            return FirstOrder(samples, self.seed)
         if self.version == NEWEST_ORDER:
             _check_changes(self.changes, self.parts, self.global_batch)
-            return _StreamOfParts(self.parts, self.changes, global_batch=self.global_batch, seed=self.seed)
+            stream = _StreamOfParts(self.parts, self.changes, global_batch=self.global_batch, seed=self.seed)
+            return _InBlocks(stream, min(samples, _BLOCK))
         msg = f"version: expected {FIRST_ORDER} or {NEWEST_ORDER}, got {self.version}"
         raise ValueError(msg)
 
@@ -159,6 +163,27 @@ def weights_of_parts(parts: Sequence[DataPart]) -> Mapping[str, float]:
     return {
         part.name: part.weight if part.weight is not None else part.samples * (part.epochs or 1.0) for part in parts
     }
+
+
+class _InBlocks:
+    """Reads a stream ahead, as positions usually follow each other; what it holds never shows in a result.
+
+    Args:
+        stream: what is read.
+        least: positions that are read at once if fewer are asked for.
+    """
+
+    def __init__(self, stream: _Stream, least: int) -> None:
+        self._stream = stream
+        self._least = least
+        self._latest = 0, np.empty(0, dtype=np.int64)
+
+    def read(self, first: int, count: int) -> NDArray[np.int64]:
+        """Return the samples at ``count`` positions from ``first`` on."""
+        begin, block = self._latest
+        if not begin <= first <= first + count <= begin + len(block):
+            begin, block = self._latest = first, self._stream.read(first, max(count, self._least))
+        return block[first - begin : first - begin + count]
 
 
 class _StreamOfParts:
