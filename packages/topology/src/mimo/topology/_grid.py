@@ -204,4 +204,8 @@ def _steps(sizes: Sequence[int]) -> list[int]:
 
 def _unravel(position: int, sizes: Sequence[int]) -> list[int]:
     """Return the coordinates of a position, the last axis fastest."""
-    return [position // step % size for step, size in zip(_steps(sizes), sizes, strict=True)]
+    found = []
+    for size in reversed(sizes):
+        position, place = divmod(position, size)
+        found.append(place)
+    return found[::-1]

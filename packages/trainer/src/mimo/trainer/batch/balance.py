@@ -124,11 +124,12 @@ def _waiting_lanes(job: Job, fed: Mapping[str, Sequence[tuple[int, int]]]) -> It
     for name, pairs in fed.items():
         for source, target in pairs:
             groups.join([*ranks[name][source], *language[target]])
-    for first in sorted({groups.first(rank) for rank in range(job.world)}):
-        yield {
-            name: [lane for lane, own in enumerate(lanes) if groups.first(own[0]) == first]
-            for name, lanes in ranks.items()
-        }
+    firsts = sorted({groups.first(rank) for rank in range(job.world)})
+    found: dict[int, dict[str, list[int]]] = {first: {name: [] for name in ranks} for first in firsts}
+    for name, lanes in ranks.items():
+        for number, own in enumerate(lanes):
+            found[groups.first(own[0])][name].append(number)
+    yield from found.values()
 
 
 class _Groups:

@@ -74,6 +74,7 @@ class Microbatch:
         self._lane_items: dict[tuple[str, int], tuple[tuple[int, PlacedItem], ...]] = {}
         self._rows: dict[str, list[Sequence[int]]] = {}
         self._token_cuts: dict[tuple[str, int, int], TokenCut] = {}
+        self._crossings: dict[str, tuple[Sequence[int], Sequence[Ownership]]] = {}
         self._passes: dict[str, tuple[Microbatch, ...]] = {}
         self._known: dict[str, Routes] = {}
         self._ahead: dict[tuple[str, int, int], list[ItemAhead]] = {}
@@ -372,9 +373,17 @@ class Microbatch:
         return pipeline_route(module.grid, rank=rank, source=source, target=target, rows=rows)
 
     def _boundary(self, edge: Edge, rank: int) -> Route:
-        sent = self.sent(edge)
-        source, target = (self._end(end, edge, sent) for end in (edge.source, edge.target))
-        return boundary_route(rank=rank, source=source, target=target, rows=[rows for own in sent for rows in own])
+        rows, owners = self._crossing(edge)
+        source, target = map(self._end, (edge.source, edge.target), (edge, edge), owners)
+        return boundary_route(rank=rank, source=source, target=target, rows=rows)
+
+    def _crossing(self, edge: Edge) -> tuple[Sequence[int], Sequence[Ownership]]:
+        """Return the rows of each item or sample that crosses a boundary, and which lanes own them at its two ends."""
+        if edge.name not in self._crossings:
+            sent = self.sent(edge)
+            owners = [self._sent_owners(end, edge, sent) for end in (edge.source, edge.target)]
+            self._crossings[edge.name] = [rows for own in sent for rows in own], owners
+        return self._crossings[edge.name]
 
     def sent(self, edge: Edge) -> list[Sequence[int]]:
         """Return for each sample the rows of all that crosses a boundary."""
@@ -400,19 +409,24 @@ class Microbatch:
         counts = [item.rows for item in self.items(encoder, lane)]
         return np.repeat(np.array([found[number] for number in own], dtype=np.bool_), counts)
 
-    def _end(self, stage: StageId, edge: Edge, sent: Sequence[Sequence[int]]) -> End:
+    def _sent_owners(self, stage: StageId, edge: Edge, sent: Sequence[Sequence[int]]) -> Ownership:
+        """Return which lanes of a stage own the items or samples of which rows cross a boundary."""
+        carried = self._job.carried_by(edge)
+        module = self._job.module(stage.module)
+        owners = self.item_owners(module)
+        if module is not carried:
+            pairs = zip(self.layouts, sent, strict=True)
+            return owners.scaled([len(own) for layout, own in pairs if is_read(self._job, module, layout)])
+        if not self._job.sends_some(edge):
+            return owners
+        counts = zip(map(len, sent), self._counts(carried), strict=True)  # the first ones of each sample
+        return owners.scaled([number < count for count, own in counts for number in range(own)])
+
+    def _end(self, stage: StageId, edge: Edge, owners: Ownership) -> End:
         """Return where the rows lie in a stage that cross a boundary, for each of the items or samples they are of."""
         carried = self._job.carried_by(edge)
         module = self._job.module(stage.module)
-        grid = module.grid
-        owners = self.item_owners(module)
-        if is_other := module is not carried:
-            pairs = zip(self.layouts, sent, strict=True)
-            owners = owners.scaled([len(own) for layout, own in pairs if is_read(self._job, module, layout)])
-        elif self._job.sends_some(edge):  # the first ones of each sample
-            counts = zip(map(len, sent), self._counts(carried), strict=True)
-            owners = owners.scaled([number < count for count, own in counts for number in range(own)])
-
+        is_other = module is not carried
         splits = module.sequence_parallel and not carried.sends_ids  # which all tensor ranks have of all rows
 
         def cut(lane: int) -> Cut:
@@ -431,11 +445,11 @@ class Microbatch:
             return chosen(found, self.sent_rows(module, self._job.module(edge.target.module), lane))
 
         return End(
-            grid=grid,
+            grid=module.grid,
             stage=self._pipeline_rank(stage),
             owners=owners,
             sequence_parallel=splits,
-            cut=cut if grid.cp > 1 or splits else None,
+            cut=cut if module.grid.cp > 1 or splits else None,
         )
 
     def _pipeline_rank(self, stage: StageId) -> int:

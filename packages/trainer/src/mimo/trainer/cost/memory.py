@@ -19,7 +19,7 @@ from mimo.model.runtime import ExpertAxis, Split, TensorAxis, attach_lora, build
 from mimo.optimizer.estimates import LaidBytes, Lanes, ParameterShape, PartShapes, SteppedShapes
 from mimo.optimizer.runtime import layers
 from mimo.schedule import Costs, in_flight
-from mimo.topology import DATA_AXES, StageId
+from mimo.topology import StageId
 from mimo.trainer.cost.activations import activation_costs, most_activations
 from mimo.trainer.cost.sample_stats import SampleStats
 from mimo.trainer.cost.step_cost import rows_ahead
@@ -159,11 +159,12 @@ def _of_rank(job: Job, rank: int, names: Sequence[str], shapes: _Shapes, costs: 
 def _laid(job: Job, rank: int, name: str, shapes: _Shapes) -> Mapping[_Part, LaidBytes]:
     """Return how the parameters of a module lie on a rank, by the stages that hold them."""
     module, cut = job.module(name), job.model_graph.by_name[name]
-    held = cut.stages_at(module.grid.coordinates(rank).pp)
+    grid, place = module.grid, module.grid.coordinates(rank)
+    held = cut.stages_at(place.pp)
     part = PartShapes(
         parameters=(),
-        lanes=_lanes(module.grid.group_of(rank, DATA_AXES), rank, cut.shard_lanes),
-        expert_lanes=_lanes(module.grid.group_of(rank, ("edp",)), rank, cut.shard_lanes),
+        lanes=_lanes(grid.dp * grid.cp, place.dp * grid.cp + place.cp, cut.shard_lanes),
+        expert_lanes=_lanes(grid.edp, grid.expert_coordinates(rank).edp, cut.shard_lanes),
         number_bytes=NUMBER_BYTES[job.settings.run.precision],
     )
     choice = module.optimizer
@@ -199,10 +200,16 @@ def _parts(stages: Mapping[int, Iterable[ParameterShape]]) -> Mapping[_Part, tup
     return {held_by: tuple(own.values()) for held_by, own in parts.items()}
 
 
-def _lanes(group: tuple[int, ...], rank: int, shard_lanes: int) -> Lanes:
-    """Return how a group of data lanes is divided, by `mimo.topology.Module.shard_lanes`; experts may have fewer."""
-    size = math.gcd(len(group), shard_lanes)
-    return Lanes(size=size, index=group.index(rank) % size, copies=len(group) // size)
+def _lanes(count: int, index: int, shard_lanes: int) -> Lanes:
+    """Return how data lanes are divided, by `mimo.topology.Module.shard_lanes`, as one sees it; experts may have fewer.
+
+    Args:
+        count: of the lanes.
+        index: of the one.
+        shard_lanes: over how many neighbours a copy is to be spread, 0 for all.
+    """
+    size = math.gcd(count, shard_lanes)
+    return Lanes(size=size, index=index % size, copies=count // size)
 
 
 class _Shapes:

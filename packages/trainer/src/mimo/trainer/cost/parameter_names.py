@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 import attrs
-import torch
 
 from mimo.model import Stage
-from mimo.model.runtime import attach_lora, build_stage, trainable_paths
+from mimo.model.runtime import attach_lora, build_stage, create_on, trainable_paths
 from mimo.optimizer import check_patterns
 from mimo.trainer.job.job import Job, JobModule
 
@@ -33,7 +32,7 @@ def names_of(module: JobModule, hidden: int, *, device: str = "meta") -> tuple[P
     Raises:
         RuntimeError, TypeError: some modules read values back while being built, and cannot be built without storage.
     """
-    with torch.device(device):
+    with create_on(device):
         built = build_stage(module.spec, module.config, Stage(), hidden)
     attach_lora(built, module.lora, {})
     trained = trainable_paths(module.spec, built, frozen=module.frozen, lora=module.lora)

@@ -43,16 +43,16 @@ def expect_traffic(job: Job, step: int) -> Iterator[ExpectedTraffic]:
     samples = StepSamples(job, job.sample_order())
     data = StepData.of_step(job, job.train, lambda: samples.numbers(step), costs=sample_costs(job))
     for edge in job.graph.edges:
-        routes = [(rank, batch.route(edge, rank)) for rank in job.edge_ranks(edge) for batch in data.microbatches]
-        by_rank = [Traffic() for _ in range(job.world)]
-        for rank, route in routes:
-            row_bytes = job.row_bytes(edge)
-            by_rank[rank] += Traffic.of(route, rank=rank, row_bytes=row_bytes, gradient=edge.gradient)
+        routes = {rank: [batch.route(edge, rank) for batch in data.microbatches] for rank in job.edge_ranks(edge)}
+        row_bytes, by_rank = job.row_bytes(edge), [(0,) * len(_KEYS)] * job.world
+        for rank, batches in routes.items():
+            each = (Traffic.of(route, rank=rank, row_bytes=row_bytes, gradient=edge.gradient) for route in batches)
+            by_rank[rank] = attrs.astuple(sum(each, Traffic()))
         least = None
         if not job.is_inside(edge):
             least = sum(sum(rows) for batch in data.microbatches for rows in batch.sent(edge))
-            least -= sum(_staying(job, edge, rank, route) for rank, route in routes)
-        yield ExpectedTraffic(edge=edge, traffic=_by_key([attrs.astuple(one) for one in by_rank]), least=least)
+            least -= sum(_staying(job, edge, rank, route) for rank, batches in routes.items() for route in batches)
+        yield ExpectedTraffic(edge=edge, traffic=_by_key(by_rank), least=least)
 
 
 class TrafficReport:
