@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from unittest.mock import Mock
 
 import pytest
 
@@ -15,6 +16,8 @@ from mimo.topology import (
     Module,
     ModuleGraph,
     StageId,
+    _groups,
+    gradient_groups,
     needed_groups,
 )
 
@@ -59,6 +62,17 @@ def test_topology_large_needed_groups_are_as_many_as_they_must_be(graph: ModuleG
     shared = 1024 + 1  # audio's tensor pairs split experts; half of its data ranks are radio's second stage
     needed = needed_groups(graph)
     assert len(set(needed)) == len(needed) == vision + audio + radio + language + tied + experts - shared
+
+
+def test_topology_large_lanes_of_stages_are_spread_once_for_all_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 512 stages with two lanes each, every one has its own group for sums of gradients."""
+    spread = Mock(wraps=_groups.spread)
+    monkeypatch.setattr(_groups, "spread", spread)
+    grid = Grid(name="language", ranks=range(1024), pp=512, dp=2)
+    module = Module(grid=grid, trains=(True,) * grid.pp, overlaps=frozenset({"sums"}))
+    found = gradient_groups(ModuleGraph(modules=(module,), arrows=()))
+    assert found == tuple((StageId("language", stage), grid.stage_ranks(stage)) for stage in range(grid.pp))
+    assert spread.call_count == grid.pp
 
 
 def test_topology_large_any_rank_knows_where_everybody_is(graph: ModuleGraph) -> None:

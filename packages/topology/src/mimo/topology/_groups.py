@@ -47,11 +47,15 @@ def gradient_groups(graph: ModuleGraph) -> tuple[tuple[StageId, tuple[int, ...]]
     """
     found: dict[tuple[StageId, tuple[int, ...]], None] = {}
     for module in graph.modules:
-        for stage in range(module.stages) if "sums" in module.overlaps else ():
-            ranks = set(module.stage_ranks(stage)) if module.trains[stage] else set[int]()
-            for group in itertools.chain.from_iterable(itertools.chain.from_iterable(_spread_lanes(module))):
-                if len(group) > 1 and ranks.issuperset(group):
-                    found[StageId(module.name, stage), group] = None
+        if "sums" not in module.overlaps:
+            continue
+        groups: dict[int, list[tuple[int, ...]]] = {}
+        for group in itertools.chain.from_iterable(itertools.chain.from_iterable(_spread_lanes(module))):
+            if len(group) > 1:
+                groups.setdefault(module.grid.coordinates(group[0]).pp, []).append(group)
+        for stage in range(module.stages):
+            for group in groups.get(module.pipeline_rank(stage), []) if module.trains[stage] else ():
+                found[StageId(module.name, stage), group] = None
     return tuple(found)
 
 
