@@ -34,7 +34,7 @@ def chosen(sampling: Sampling, given: Tensor, place: int, prompt: int = 0) -> in
 def drawn(**keys: Any) -> dict[int, float]:
     """Return how often each id is drawn, as shares."""
     sampling = Sampling(**{"temperature": 1.0, "seed": 5, **keys})
-    counts = Counter(chosen(sampling, logits(), position) for position in range(DRAWS))
+    counts = Counter(choose(sampling, logits().repeat(DRAWS, 1), [range(place) for place in range(DRAWS)], [0] * DRAWS))
     return {token: count / DRAWS for token, count in sorted(counts.items())}
 
 
