@@ -8,6 +8,7 @@ import pytest
 
 from mimo.hooks import ConfigError
 from mimo.launch import take_lock
+from mimo.trainer.run import begin
 from mimo.trainer.run.begin import written_into
 
 HELD = r"^run\.directory: expected a folder into which no other run writes, got "
@@ -23,8 +24,11 @@ def is_free(directory: Path, *, seconds: float = 0) -> bool:
 
 
 @pytest.mark.parametrize("target", ["checkpoints", "checkpoints/step_00000001", "checkpoints/a/b", "../link"])
-def test_nothing_is_added_to_the_checkpoints_of_a_run_that_lives(target: str, tmp_path: Path) -> None:
+def test_nothing_is_added_to_the_checkpoints_of_a_run_that_lives(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Whether the folder of all steps is named or one in it, by whatever way; another one is nobody's."""
+    monkeypatch.setattr(begin, "_GRACE_SECONDS", 0.0)  # in which the run might end
     run = tmp_path / "run"
     with take_lock(run, seconds=0):
         (run / "checkpoints").mkdir()
