@@ -252,6 +252,7 @@ class Microbatch:
         self._items.clear()  # those of the layouts before
         self._lane_items.clear()
         self._rows.clear()
+        self._crossings.clear()
         for module in self._job.item_modules:
             for lane in range(module.grid.dp):
                 for number, item in enumerate(self.items(module, lane)):
