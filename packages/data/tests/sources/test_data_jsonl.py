@@ -213,7 +213,7 @@ def test_data_jsonl_opening_parses_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("setting", ["path", "evaluation_path"])
 def test_data_jsonl_refuses_missing_file(tmp_path: Path, setting: str) -> None:
-    """A file that is missing, a folder, empty or of another kind is refused when opened, by its setting."""
+    """A file that is missing, a folder, empty or an archive is refused when opened, by its setting."""
     config: dict[str, Any] = {"path": write(tmp_path, {"text": "a"})}
     split: Any = "train" if setting == "path" else "evaluation"
     for path in ("nowhere/x.jsonl", str(tmp_path)):
@@ -226,8 +226,51 @@ def test_data_jsonl_refuses_missing_file(tmp_path: Path, setting: str) -> None:
     ):
         open_jsonl(JsonlConfig(**config | {setting: str(tmp_path / "empty.jsonl")}), TOKENIZER, split)
     (tmp_path / "a.tar").write_bytes(tarfile.TarInfo("a.png").tobuf())
-    with pytest.raises(ConfigError, match=rf"^data\.{setting}: expected a jsonl file, got '.*a\.tar', which"):
+    with pytest.raises(ConfigError, match=rf"^data\.{setting}: expected a jsonl file, .*, got '.*a\.tar', which"):
         open_jsonl(JsonlConfig(**config | {setting: str(tmp_path / "a.tar")}), TOKENIZER, split)
+
+
+@pytest.mark.parametrize("setting", ["path", "evaluation_path"])
+@pytest.mark.parametrize(
+    ("raw", "got"),
+    [
+        (
+            b"\nOnce upon a time\nthere was",
+            'whose line 2 begins with \'Once upon a time\'. Write each sample on a line, such as {"text": "…"}.',
+        ),
+        (b"a" * (1 << 20), f"whose line 1 begins with '{'a' * 40}'. Write each sample on a line, such"),
+        (
+            b'[\n{"text": "a"},\n{"text": "b"}\n]',
+            "whose line 1 begins with '['. Write each sample on a line, as `jq -c '.[]' FILE` does.",
+        ),
+        (
+            b'[{"text": "a"}]',
+            "whose line 1 begins with '[{\"text\": \"a\"}]'. Write each sample on a line, as `jq -c '.[]' FILE` does.",
+        ),
+        (
+            b'{\n"text": "a",\n"id": {}\n}\n',
+            "whose line 1 begins with '{'. Write each sample on a line, as `jq -c . FILE` does.",
+        ),
+        ('{"text": "a"}\n'.encode("utf-16"), "which is in UTF-16. Save it as UTF-8."),
+    ],
+)
+def test_data_jsonl_refuses_another_kind_of_file(tmp_path: Path, raw: bytes, got: str, setting: str) -> None:
+    """Text, and JSON over some lines or in an array, is refused when opened, with what to do."""
+    path = tmp_path / "other.jsonl"
+    path.write_bytes(raw)
+    config: dict[str, Any] = {"path": "", setting: str(path)}
+    expected = f"data.{setting}: expected a jsonl file, a JSON object on each line, got {str(path)!r}, {got}"
+    with pytest.raises(ConfigError, match=f"^{re.escape(expected)}"):
+        open_jsonl(JsonlConfig(**config), TOKENIZER, "train" if setting == "path" else "evaluation")
+
+
+@pytest.mark.parametrize(
+    "first", [b"{", b"[]", b"# a remark", b'{"text": "a"},', b"{" + b" " * (1 << 17) + b"}", b"\n" * (1 << 17)]
+)
+def test_data_jsonl_opens_files_with_broken_lines(tmp_path: Path, first: bytes) -> None:
+    """Whatever the first line is, another one is read; also where the first is long."""
+    dataset = opened(write(tmp_path, first, {"text": "a"}))
+    assert dataset.tokens(len(dataset) - 1) == [97, 256]
 
 
 @pytest.mark.parametrize(

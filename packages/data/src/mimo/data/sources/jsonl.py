@@ -11,6 +11,7 @@ they are asked for.
 
 from __future__ import annotations
 
+import codecs
 from pathlib import Path
 
 import attrs
@@ -22,7 +23,9 @@ from mimo.data.sources.record_dataset import RecordDataset
 from mimo.data.text import ChatSettings
 from mimo.hooks import ConfigError, hookimpl
 
-_BEGIN_BYTES = 512
+_BEGIN_BYTES = 1 << 16
+"""Of a file, in which a line must look like a sample."""
+_SHOWN_BYTES = 40
 
 
 @attrs.frozen(kw_only=True)
@@ -49,13 +52,7 @@ def open_jsonl(config: JsonlConfig, tokenizer: Tokenizer, split: SplitName) -> R
         return None
     setting, path = found
     try:
-        if _is_of_another_kind(path):
-            raise ConfigError(
-                setting,
-                expected="a jsonl file",
-                got=f"{str(path)!r}, which holds no text",
-                fix="Check the path, and the plugin that is to read it.",
-            )
+        _check_kind(setting, path)
         lines = open_lines(path, config.index)
     except IndexFileError as error:
         raise ConfigError(
@@ -86,11 +83,37 @@ def index_jsonl(config: JsonlConfig, split: SplitName) -> Path | None:
         ) from error
 
 
-def _is_of_another_kind(path: Path) -> bool:
-    """Tell whether a file is a table, an archive or a picture: these begin with zeros, which JSON has none of."""
+def _check_kind(setting: str, path: Path) -> None:
+    """Refuse a file of another kind by its beginning; broken lines beside others pass.
+
+    Raises:
+        ConfigError: no line of it may be an object.
+    """
     with path.open("rb") as file:
         begin = file.read(_BEGIN_BYTES)
-    return b"\0" in begin and not begin.lstrip().startswith(b"{")
+    fix = "Check the path, and the plugin that is to read it."
+    if begin.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        got, fix = "which is in UTF-16", "Save it as UTF-8."
+    elif b"\0" in begin and not begin.lstrip().startswith(b"{"):  # a table, an archive, a picture
+        got = "which holds no text"
+    else:
+        lines = [line.strip() for line in begin.removeprefix(codecs.BOM_UTF8).split(b"\n")]
+        if len(begin) == _BEGIN_BYTES and lines[-1]:
+            lines[-1] += b"}"  # it is cut, maybe after a comma
+        first = next((number for number, line in enumerate(lines, start=1) if line), 0)
+        if not first or (lines[first - 1] != b"[" and any(map(_may_be_object, lines))):
+            return
+        got = f"whose line {first} begins with {lines[first - 1][:_SHOWN_BYTES].decode(errors='replace')!r}"
+        command = {b"[": "jq -c '.[]' FILE", b"{": "jq -c . FILE"}.get(lines[first - 1][:1])
+        how = f"as `{command}` does" if command else 'such as {"text": "…"}'
+        fix = f"Write each sample on a line, {how}. {fix}"
+    expected = "a jsonl file, a JSON object on each line"
+    raise ConfigError(setting, expected=expected, got=f"{str(path)!r}, {got}", fix=fix)
+
+
+def _may_be_object(line: bytes) -> bool:
+    """Tell whether a line is an object, whole or broken, and no part of JSON that is written over some lines."""
+    return line.startswith(b"{") and line != b"{" and not line.endswith(b",")
 
 
 def _path(config: JsonlConfig, split: SplitName) -> tuple[str, Path] | None:
