@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -315,6 +316,38 @@ def test_data_chat_loses_nothing_silently(turns: Any, settings: Any, why: str) -
     """What would be left out or not be learnt is refused."""
     with pytest.raises(ChatError, match=why):
         encode(turns, **settings)
+
+
+@pytest.mark.parametrize(
+    ("role", "meant"),
+    [
+        ("asistant", "assistant"),
+        ("Assistant", "assistant"),
+        ("assistant ", "assistant"),
+        ("usr", "user"),
+        ("sytem", "system"),
+        ("tol", "tool"),
+    ],
+)
+def test_data_chat_misspelt_roles_are_refused(role: str, meant: str) -> None:
+    """With the role that is meant, to be learnt or to be answered, unless the template names them as they are."""
+    turns = [{"role": role, "content": "a"}, TURNS[1], TURNS[2], {"role": role, "content": "b"}]
+    why = f"message 0 has the role {role!r}, which the template 'chatml' does not name; did you mean {meant!r}?"
+    chat = Chat(ChatSettings(template="chatml"), BYTES)
+    for use in (chat.encode, chat.open):
+        with pytest.raises(ChatError, match=f"^{re.escape(why)}$"):
+            use(conversation(turns))
+    for named in (f"{{% if '{role}' %}}{{% endif %}}", f'{{% if "{role}" %}}{{% endif %}}'):
+        assert f"[{role}]b" in BYTES.decode(encode(turns, source=named + UNMARKED).ids)
+
+
+@pytest.mark.parametrize(
+    "role", ["system", "developer", "tool", "tools", "function", "ipython", "model", "user1", "userB", "users", "Tom"]
+)
+def test_data_chat_other_roles_are_the_template_s(role: str) -> None:
+    """Names of other speakers, and those that a usual role is a part of, are written as they are."""
+    turns = [TURNS[1], {"role": role, "content": "b"}, TURNS[2]]
+    assert f"<|im_start|>{role}\nb<|im_end|>" in BYTES.decode(encode(turns).ids)
 
 
 def test_data_chat_marks_in_comments_are_none() -> None:

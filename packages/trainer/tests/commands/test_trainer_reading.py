@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -31,7 +32,7 @@ plugin = "decoder"
 ranks = "0-1"
 config = {{ hidden = 16, layers = 2, heads = 2, intermediate = 16 }}
 """
-READING = ReadingTime(samples=4, tokens=20, seconds=2.0, encoded=True)
+READING = ReadingTime(samples=4, tokens=20, labels=16, cut=0, seconds=2.0, encoded=True)
 """Half a second a sample: 4 s for a step of 8."""
 BY_TOKENS = ("run.global_batch=0", "run.batch_tokens=64", "run.micro_tokens=16")
 ADVICE = "`mimo data index FILE --tokens` keeps the ids, so that no text is encoded in a run"
@@ -60,26 +61,54 @@ def ticking(seconds: float) -> Callable[[], float]:
 def test_the_time_is_of_samples_that_are_laid_out(file: str) -> None:
     """All are read for what they take, and those that are left out, as too long, count for no step."""
     found = ReadingTime.of(opened(file), ticking(0.001))
-    assert found is not None
-    assert attrs.astuple(found) == (64, 64 * 5, pytest.approx(0.064), True)
+    assert attrs.astuple(found) == (64, 64 * 5, 64 * 4, 0, pytest.approx(0.064), True, [])
     lines = [{"text": "four" if sample % 2 else "longer than eight"} for sample in range(64)]
     (Path(file).parent / "train.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
     found = ReadingTime.of(opened(file, *BY_TOKENS, "data.longer=drop"), ticking(0.001))
-    assert found is not None
-    assert attrs.astuple(found) == (32, 32 * 5, pytest.approx(0.064), True)
+    assert attrs.astuple(found) == (32, 32 * 5, 32 * 4, 0, pytest.approx(0.064), True, [])
 
 
 def test_no_sample_is_begun_after_a_second(file: str) -> None:
     """However long one takes, the command ends soon."""
     found = ReadingTime.of(opened(file), ticking(0.4))
-    assert found is not None
     assert found.samples == 3
 
 
-def test_nothing_is_said_where_no_sample_can_be_read(file: str) -> None:
-    """The step that needs one raises."""
-    (Path(file).parent / "train.jsonl").write_text("{\n" * 8)
-    assert ReadingTime.of(opened(file)) is None
+def test_samples_that_can_not_be_read_are_counted(file: str) -> None:
+    """With what is wrong with the first one, as the step that needs it ends the run."""
+    data = Path(file).parent / "train.jsonl"
+    for right in (0, 16):
+        data.write_text('{"txt": "four"}\n' * 48 + '{"text": "four"}\n' * right)
+        job = opened(file)
+        first, *others = show_reading(job, ReadingTime.of(job))
+        wrong = rf"{re.escape(str(data))}:\d+: expected only the keys .*, got 'txt'\. Did you mean 'text'\?"
+        count = 48 if right else 64
+        assert re.fullmatch(f"{count} of 64 samples that were looked at can't be read: {wrong}", first)
+        assert bool(others) is bool(right)
+
+
+def test_samples_that_are_all_left_out_are_said_to_be_so(file: str) -> None:
+    """By the settings that do it."""
+    (Path(file).parent / "train.jsonl").write_text('{"text": "longer than eight"}\n' * 8)
+    job = opened(file, *BY_TOKENS, "data.longer=drop")
+    (line,) = show_reading(job, ReadingTime.of(job))
+    assert line.endswith("is trained on: data.longer drops all, longer than data.max_tokens")
+
+
+@pytest.mark.parametrize(("answer", "cuts"), [("four", False), ("longer than eight", True)])
+def test_samples_of_which_nothing_is_learned_are_said_to_be_such(answer: str, cuts: bool, file: str) -> None:
+    """Since they count nothing, or since they lose what is learned where they are cut."""
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": answer}]
+    lines = [{"messages": turns, "weight": 1 if cuts else 0}] * 8
+    (Path(file).parent / "train.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    job = opened(file, "data.chat.template=chatml", f"data.max_tokens={60 if cuts else 100}")
+    cut = "; data.max_tokens cuts 64 of them" if cuts else ""
+    said = f"no token of the 64 samples that were looked at is learned{cut}: steps of such samples are skipped. "
+    first, *others = show_reading(job, ReadingTime.of(job))
+    assert first == f"{said}`mimo data show FILE` shows what of a sample is learned"
+    assert others
+    job = opened(file, "data.chat.template=chatml", "data.max_tokens=200")
+    assert next(show_reading(job, ReadingTime.of(job))).startswith("no token") is not cuts
 
 
 def test_a_run_is_bounded_by_what_it_reads(file: str) -> None:

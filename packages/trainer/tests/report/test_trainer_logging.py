@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import io
 import json
+import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -339,12 +340,15 @@ def test_the_console_is_silent_elsewhere_and_where_it_is_switched_off(tmp_path: 
 
 
 def test_a_resumed_run_says_where_it_begins_and_skipped_steps_are_marked(tmp_path: Path) -> None:
-    """The console prints what differs from an ordinary line."""
+    """The console prints what differs from an ordinary line, and why a step is skipped whose loss is finite."""
     assert "r: step 2 to 3 with 2 processes" in console_text(make_run(tmp_path, first_step=2), terminal=False)
     out = io.StringIO()
     caller = lifecycle([Progress(Console(file=out, width=60))], entry_points=())
     caller.step_end(make_run(tmp_path), attrs.evolve(STEP, step=2, skipped=True))
     assert out.getvalue().endswith("(skipped)\n")
+    for loss, end in ((0.0, "(skipped, as no token is learned)\n"), (math.nan, "(skipped)\n")):
+        caller.step_end(make_run(tmp_path), attrs.evolve(STEP, step=2, skipped=True, label_tokens=0, loss=loss))
+        assert out.getvalue().endswith(end)
 
 
 def test_samples_that_are_cut_are_reported_once(tmp_path: Path) -> None:

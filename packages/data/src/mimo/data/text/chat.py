@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import accumulate
@@ -22,6 +23,10 @@ OWN = "own"
 """The template that lies beside the tokenizer's file."""
 _USER, _ASSISTANT = "user", "assistant"
 _SYSTEM = ("system", "developer")
+_ROLES = (*_SYSTEM, _USER, _ASSISTANT, "tool")
+"""Those that a role of another spelling may mean."""
+_NEAR = 0.8
+"""From which ratio of `difflib` on a role is one of these, misspelt."""
 _PROBE = "a text that no template has: 7f3b"
 _COMMENT = re.compile(r"\{#.*?#\}", re.DOTALL)
 _GENERATION = re.compile(r"\{%[-+]?\s*generation\b")
@@ -116,6 +121,7 @@ class Chat:
             ChatError: saying what of the conversation the template or the tokenizer refuses.
         """
         self._check_keys(conversation)
+        self._check_roles(conversation)
         messages = self._with_system(conversation.messages)
         try:
             text, learnt, turns = self._render(messages, conversation.tools)
@@ -155,6 +161,7 @@ class Chat:
             ChatError: the assistant has said the last of it, or the template refuses it.
         """
         self._check_keys(conversation)
+        self._check_roles(conversation)
         if conversation.messages[-1].role == _ASSISTANT:
             msg = f"the last message has the role {_ASSISTANT!r}, so that nothing is asked"
             raise ChatError(msg)
@@ -170,6 +177,14 @@ class Chat:
             if not re.search(rf"\b{re.escape(key)}\b", self._template.source):
                 msg = f"the template {self._template.name!r} does not read {key!r}; choose another, or leave it out"
                 raise ChatError(msg)
+
+    def _check_roles(self, conversation: Conversation) -> None:
+        """Refuse a role that is another one, misspelt: templates write any, and learn nothing of it."""
+        for index, message in enumerate(conversation.messages):
+            near = _meant_role(message.role)
+            if near and not any(f"{quote}{message.role}{quote}" in self._template.source for quote in "'\""):
+                msg = f"message {index} has the role {message.role!r}, which the template {self._template.name!r} "
+                raise ChatError(f"{msg}does not name; did you mean {near!r}?")
 
     def _refusal(self, error: RenderError) -> ChatError:
         return ChatError(f"the template {self._template.name!r} refuses it: {error}")
@@ -280,6 +295,14 @@ class Chat:
             if _PROBE in text:
                 return "'text'" not in text and '"text"' not in text  # else it is Python's own picture of a list
         return False
+
+
+def _meant_role(role: str) -> str:
+    """Return the usual role that one is, misspelt or in other letters; empty where it is none, or a longer name."""
+    plain = role.strip().lower()
+    if role in _ROLES or any(known in plain and known != plain for known in _ROLES):
+        return ""
+    return next(iter(difflib.get_close_matches(plain, _ROLES, n=1, cutoff=_NEAR)), "")
 
 
 def template_source(settings: ChatSettings, tokenizer: Tokenizer) -> tuple[str, Mapping[str, str]] | None:

@@ -51,7 +51,7 @@ def check(file: Path, /, *overrides: str, elsewhere: Annotated[bool, Parameter(n
 
     source = None if elsewhere else find_source(settings, last=last_attempt(job.directory, environ))
     check_patterns_of(job)
-    reading = None if job.train is None else ReadingTime.of(job)
+    reading = () if job.train is None else tuple(show_reading(job, ReadingTime.of(job)))
     show_job(
         make_console(),
         job,
@@ -62,7 +62,7 @@ def check(file: Path, /, *overrides: str, elsewhere: Annotated[bool, Parameter(n
         machine=ranks_of_machine(environ, job.world),
         changes=() if source is None else order_changes(job, source),
         compiled=compilations(job).items(),
-        reading=() if reading is None else list(show_reading(job, reading)),
+        reading=reading,
         balance=None if job.train is None else partial(step_balance, job, 1),
     )
     if elsewhere:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import signal
 import sys
@@ -99,7 +100,10 @@ class Progress:
             f"{info.tokens_per_second:8,.0f} tokens/s  {show_seconds(left)} left  "
             f"data {info.data_seconds:.2f} s"
         )
-        return f"{text}  (skipped)" if info.skipped else text
+        if not info.skipped:
+            return text
+        nothing = not info.label_tokens and math.isfinite(info.loss)
+        return f"{text}  (skipped{', as no token is learned' if nothing else ''})"
 
     def _line(self, text: str) -> None:
         with self._terminal():
