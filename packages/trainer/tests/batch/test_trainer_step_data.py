@@ -82,7 +82,7 @@ def test_an_item_that_is_of_another_size_now_is_refused(tmp_path: Path) -> None:
     wanted = (
         r"train\.jsonl:2: expected image 0 of size \(4, 3\), as it was when its rows were counted, "
         r"got one of size \(5, 3\)\. Leave files as they are while a run reads them, "
-        r"and where sizes come from an index, write it anew with `mimo data index`"
+        r"and where sizes come from an index, write it anew with `mimo data index FILE`"
     )
     with pytest.raises(DataError, match=wanted):
         microbatch.prepare(MODULE, 0)

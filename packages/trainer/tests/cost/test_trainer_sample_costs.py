@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import attrs
 import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
 from eye import Table, find, make_job, on, table
 
-from mimo.data import NO_LABEL, PlacedItem, SampleLayout
+from mimo.data import NO_LABEL, Dataset, PlacedItem, SampleLayout
 from mimo.hooks import DataError, ItemInfo, Kind
 from mimo.model import ENCODERS, OpCost
 from mimo.schedule import Costs, simulate
 from mimo.trainer.batch.balance import balance_of, step_balance, step_seconds
-from mimo.trainer.batch.digest import digest_of
+from mimo.trainer.batch.digest import difference, digest_of
 from mimo.trainer.batch.step_data import StepData
 from mimo.trainer.config.toml import make_settings
 from mimo.trainer.cost.operations import module_operations
@@ -26,6 +29,7 @@ from mimo.trainer.cost.sample_costs import SampleCosts, sample_costs
 from mimo.trainer.cost.sample_stats import SampleStats
 from mimo.trainer.cost.step_sizes import StepSizes, check_placed
 from mimo.trainer.job.job import Job
+from mimo.trainer.job.measured_dataset import MeasuredDataset
 from mimo.trainer.resolving.resolve import resolve
 
 
@@ -143,14 +147,43 @@ def test_costs_follow_what_a_profile_measured(tmp_path: Path) -> None:
     assert measured(tmp_path, vision=0.5, language=6.0) == pytest.approx((item, 3 * sample))
 
 
-def test_samples_that_are_not_as_the_index_says_are_refused() -> None:
-    """What it says of an item that isn't there would be placed on a lane that has none."""
+COMMANDS = [(False, "mimo data index FILE"), (True, "mimo data index FILE --tokens")]
+"""Whether ids are kept, and what makes the index anew."""
+
+
+def indexed(job: Job, *, keeps_tokens: bool) -> Dataset:
+    """Return the samples of a job with an index of them."""
+    assert job.train is not None
+    known: Any = SimpleNamespace(keeps_tokens=keeps_tokens)
+    return MeasuredDataset(job.train, {}, known)
+
+
+@pytest.mark.parametrize(("keeps", "command"), COMMANDS)
+def test_samples_that_are_not_as_the_index_says_are_refused(keeps: bool, command: str) -> None:
+    """What it says of an item that isn't there would be placed on a lane that has none; ids that are kept stay."""
     job = make_job(settings())
+    dataset = indexed(job, keeps_tokens=keeps)
     layouts = [layout(sample, 8, 2) for sample in range(24)]
     (placed, *_) = SampleCosts(job).place(StepSizes.of_layouts(job, layouts))
-    check_placed(job, placed, layouts[:8], "data:1")
-    with pytest.raises(DataError, match=r"8 samples from data:1: expected 16 items .*'image'.*, got 15"):
-        check_placed(job, placed, [*layouts[:7], layout(7, 8, 1)], "data:1")
+    check_placed(job, placed, layouts[:8], dataset)
+    wanted = rf"8 samples from {dataset.where(0)}: expected 16 items .*'image'.*, got 15\. Run `{command}` again\.$"
+    with pytest.raises(DataError, match=wanted):
+        check_placed(job, placed, [*layouts[:7], layout(7, 8, 1)], dataset)
+
+
+@pytest.mark.parametrize(("keeps", "command"), COMMANDS)
+def test_samples_that_ranks_place_otherwise_need_the_same_index(keeps: bool, command: str, tmp_path: Path) -> None:
+    """Where the samples are the same ones; it is made anew with the ids that it keeps."""
+    job = make_job(table({"vision": on(0, 0), "language": on(0, 0)}))
+    assert job.train is not None
+    data = StepData.of_step(job, job.train, lambda: range(24), costs=None)
+    dist.init_process_group("gloo", rank=0, world_size=1, init_method=f"file://{tmp_path}/store")
+    try:
+        found = difference(job, indexed(job, keeps_tokens=keeps), data, where="step 1", device=torch.device("cpu"))
+    finally:
+        dist.destroy_process_group()
+    assert found.got == "the same samples, placed by sizes that differ"
+    assert found.fix == f"Give all machines the same index of the data; run `{command}` again."
 
 
 def test_a_step_placed_on_other_lanes_has_another_digest() -> None:

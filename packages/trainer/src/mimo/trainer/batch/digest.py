@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from numpy.typing import NDArray
 
-from mimo.data import SampleLayout
+from mimo.data import Dataset, SampleLayout
 from mimo.hooks import DataError
 from mimo.optimizer.runtime import WORD_BITS, WORDS
 from mimo.topology import Edge
@@ -22,6 +22,7 @@ from mimo.topology.collectives import all_gather_single
 from mimo.topology.device_copies import to_device
 from mimo.trainer.batch.step_data import StepData
 from mimo.trainer.job.job import Job
+from mimo.trainer.job.measured_dataset import index_command
 
 _COLUMNS = 4
 _FIX = "Give the machines of these ranks the same data."
@@ -63,11 +64,12 @@ def check_length(length: int, *, where: str, device: torch.device) -> None:
             )
 
 
-def difference(job: Job, data: StepData, *, where: str, device: torch.device) -> DataError:
+def difference(job: Job, dataset: Dataset | None, data: StepData, *, where: str, device: torch.device) -> DataError:
     """Return what is wrong where ranks do not agree on the samples of a step. Call it on every rank of the world.
 
     Args:
         job: the job.
+        dataset: has the samples; None on a rank without data.
         data: what this rank takes the step to be; on a rank that holds no module it is not looked at.
         where: names the step.
         device: where the process group works.
@@ -86,7 +88,7 @@ def difference(job: Job, data: StepData, *, where: str, device: torch.device) ->
             where,
             expected="samples that all ranks place on the same lanes",
             got="the same samples, placed by sizes that differ",
-            fix="Give all machines the same index of the data; run `mimo data index FILE` again.",
+            fix=f"Give all machines the same index of the data; run {index_command(dataset)} again.",
         )
     at = int(np.flatnonzero((found[pair[0].rank] != found[pair[1].rank]).any(1))[0])
     edge = f"{where}, edge {pair[0].edge}" if pair[0].edge else where

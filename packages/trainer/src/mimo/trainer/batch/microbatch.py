@@ -89,7 +89,7 @@ class Microbatch:
         if self._layouts is None:
             self._layouts = tuple(self._job.lay_out_all(self._dataset, self._samples))
             if self.placed is not None and self._samples:
-                check_placed(self._job, self.placed, self._layouts, self._dataset.where(self._samples[0]))
+                check_placed(self._job, self.placed, self._layouts, self._dataset)
         return self._layouts
 
     @cached_property

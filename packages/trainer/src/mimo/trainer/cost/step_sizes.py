@@ -15,6 +15,7 @@ from mimo.data import Dataset, PlacedMicrobatch, SampleLayout, SampleSizes, size
 from mimo.hooks import DataError
 from mimo.model import EncoderSpec
 from mimo.trainer.job.job import Job, JobModule
+from mimo.trainer.job.measured_dataset import index_command
 from mimo.trainer.job.taught import is_taught, own_items, rows_of
 
 Whole = NDArray[np.int64]
@@ -204,8 +205,8 @@ class _Gathered:
         )
 
 
-def check_placed(job: Job, placed: PlacedMicrobatch, layouts: Sequence[SampleLayout], where: str) -> None:
-    """Refuse samples that have more or fewer items than were placed; ``where`` names the first of them.
+def check_placed(job: Job, placed: PlacedMicrobatch, layouts: Sequence[SampleLayout], dataset: Dataset) -> None:
+    """Refuse samples of a dataset that have more or fewer items than were placed.
 
     Raises:
         DataError: the index says something else of them than they are.
@@ -219,8 +220,8 @@ def check_placed(job: Job, placed: PlacedMicrobatch, layouts: Sequence[SampleLay
             elif module.is_generator:
                 what = f"samples with {what} to make"
             raise DataError(
-                f"{len(layouts)} samples from {where}",
+                f"{len(layouts)} samples from {dataset.where(layouts[0].sample)}",
                 expected=f"{owners.bounds[-1]} {what}, as the index says",
                 got=f"{found}",
-                fix="Run `mimo data index FILE` again.",
+                fix=f"Run {index_command(dataset)} again.",
             )

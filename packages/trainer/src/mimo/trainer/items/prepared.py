@@ -13,6 +13,7 @@ from mimo.hooks import DataError, ItemInfo, RunError, UserError
 from mimo.model import EncoderSpec, GeneratorSpec, noun_of
 from mimo.trainer.items.finite_items import finite_item
 from mimo.trainer.job.job import JobModule
+from mimo.trainer.job.measured_dataset import index_command
 
 Item: TypeAlias = Mapping[str, Tensor]
 """What the plugin of an encoder or generator prepares of an item: tensors by name."""
@@ -61,7 +62,8 @@ def prepare_item(dataset: Dataset, module: JobModule, info: ItemInfo) -> Item:
         expected=f"{info.modality} {info.index} of size {info.size}, as it was when its rows were counted",
         got=f"one of size {size}",
         fix="Leave files as they are while a run reads them, and where sizes come from an index, write it anew with "
-        "`mimo data index`; if nobody changed it, let the dataset's infos() tell what the encoder's measure() does.",
+        f"{index_command(dataset)}; if nobody changed it, let infos() of the dataset return what measure() of the "
+        "encoder does.",
     )
 
 

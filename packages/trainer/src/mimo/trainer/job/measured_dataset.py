@@ -189,13 +189,12 @@ class MeasuredDataset:
             raise self._damaged(self.where(sample), error) from error
 
     def _damaged(self, where: str, error: IndexFileError) -> DataError:
-        """Return the refusal of an index, which is made anew with the ids where they are kept."""
-        tokens = "" if self._known is None or not self._known.keeps_tokens else " FILE --tokens"
+        """Return the refusal of an index."""
         return DataError(
             where,
             expected="an index of these data",
             got=f"a damaged one: {error}",
-            fix=f"Run `mimo data index{tokens}` again.",
+            fix=f"Run {index_command(self)} again.",
         )
 
     def _measure(self, info: ItemInfo) -> ItemInfo:
@@ -228,6 +227,12 @@ def knows_all_sizes(dataset: Dataset) -> bool:
     """Tell whether every source of a dataset has an index."""
     known = dataset.known if isinstance(dataset, MeasuredDataset) else None
     return known is not None and all(part is not None for part in known.parts)
+
+
+def index_command(dataset: Dataset | None) -> str:
+    """Return what makes the index of a dataset anew: with --tokens where ids are kept, which would go without."""
+    known = dataset.known if isinstance(dataset, MeasuredDataset) else None
+    return f"`mimo data index FILE{' --tokens' if known is not None and known.keeps_tokens else ''}`"
 
 
 def encodes(dataset: Dataset, sample: int) -> bool:

@@ -113,7 +113,8 @@ class Evaluator:
             data = loader.load(number)
             digest = self.digest(data)
         if not self.reduce(LocalStats(digest=digest)).digests_equal:
-            raise difference(self.job, data, where=f"evaluation from sample {samples[0]} on", device=self.device)
+            where = f"evaluation from sample {samples[0]} on"
+            raise difference(self.job, self.job.evaluation, data, where=where, device=self.device)
         return data
 
 

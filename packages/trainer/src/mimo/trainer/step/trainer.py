@@ -191,7 +191,7 @@ class Trainer:
         if batch.fault is not None:
             raise batch.fault
         if not batch.identical:
-            raise difference(self.job, batch.data, where=f"step {step}", device=self.device)
+            raise difference(self.job, self.job.train, batch.data, where=f"step {step}", device=self.device)
         return self._then_read(step, self._run(batch, following, record))
 
     def apply(self, step: int, decision: StepDecision) -> StepResult:
