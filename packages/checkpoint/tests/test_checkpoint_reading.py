@@ -173,6 +173,8 @@ def test_ranks_share_the_cores_of_their_place(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("os.sched_getaffinity", lambda _process: set(range(128)))
     assert own_place() != here
     assert count_threads([here, own_place()]) == 4
+    monkeypatch.setattr("mimo.checkpoint._read_shards.count_cores", lambda: 3)  # as in a container
+    assert [count_threads([own_place()] * ranks) for ranks in (1, 2)] == [3, 1]
 
 
 @pytest.mark.parametrize("target", ["in place", "strided", "slices"])

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from mimo.hooks import ConfigError
+from mimo.hooks import ConfigError, count_cores
 from mimo.launch import ProcessInfo, process_from
 from mimo.launch.runtime import Fault, launch
 from mimo.launch.start.worker import crowds, prepare, threads_for
@@ -51,13 +51,17 @@ def test_a_signal_without_a_name_is_shown_by_its_number() -> None:
     assert Fault.of_exit(2, -35).text == "rank 2 was ended by signal 35."
 
 
-def test_cores_are_shared_by_the_ranks_of_a_machine_unless_the_user_says_otherwise() -> None:
+def test_cores_are_shared_by_the_ranks_of_a_machine_unless_the_user_says_otherwise(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Each rank gets at least one thread."""
-    cores = len(os.sched_getaffinity(0))
+    cores = count_cores()
     process = ProcessInfo(rank=0, world=2 * cores, local_rank=0)
     assert threads_for(process, {}) == 1
     assert threads_for(ProcessInfo(rank=0, world=1, local_rank=0), {}) == cores
     assert threads_for(process, {"OMP_NUM_THREADS": "3"}) is None
+    monkeypatch.setattr("mimo.launch.start.worker.count_cores", lambda: 6)  # as in a container
+    assert [threads_for(ProcessInfo(rank=0, world=world, local_rank=0), {}) for world in (1, 4, 7)] == [6, 1, 1]
 
 
 def _scheduled(_rank: int) -> list[int]:
@@ -156,9 +160,7 @@ def test_what_a_gpu_is_asked_for_unless_the_user_says_otherwise(
     monkeypatch.setattr(torch.cuda, "set_device", lambda _device: seen.append(os.environ[name]))
     monkeypatch.setattr(torch, "set_num_threads", seen.append)
     prepare(ProcessInfo(rank=0, world=2, local_rank=0, device="cuda:0"))
-    assert seen == [given or value, max(1, len(os.sched_getaffinity(0)) // 2)], (
-        "and what it does on the host has its share"
-    )
+    assert seen == [given or value, max(1, count_cores() // 2)], "and what it does on the host has its share"
 
 
 def test_settings_of_the_allocator_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import attrs
 
-from mimo.hooks import ConfigError
-from mimo_optimizer_hybrid._control_groups import Version, control_groups, number_of, read_text
+from mimo.hooks import ConfigError, ControlGroup, control_groups
 
 
 @attrs.frozen(kw_only=True)
@@ -61,11 +60,11 @@ def pools(root: Path = Path("/")) -> list[Pool]:
     """
     machine = machine_of(root)
     found = [Pool(key=key_of(machine), free=_available(root / "proc" / "meminfo"))]
-    for group, number in control_groups("memory", root):
-        files = _FILES[number]
+    for group in control_groups("memory", root):
+        files = _FILES[group.version]
         free = files.free(group)
         if free is not None:
-            found.append(Pool(key=key_of(machine, files.limit, number_of(group)), free=free))
+            found.append(Pool(key=key_of(machine, files.limit, group.number), free=free))
     return found
 
 
@@ -109,20 +108,16 @@ class _Files:
     used: str
     inactive: str
 
-    def free(self, folder: Path) -> int | None:
+    def free(self, group: ControlGroup) -> int | None:
         """Return what a group may still use; None if it has no limit, or is not one that can be seen."""
-        most, used, stats = (
-            read_text(folder / self.limit),
-            read_text(folder / self.used),
-            read_text(folder / "memory.stat"),
-        )
+        most, used, stats = map(group.read, (self.limit, self.used, "memory.stat"))
         if not (most.isdigit() and used.isdigit()):
             return None
         stat = dict(line.split() for line in stats.splitlines())
         return max(int(most) - int(used) + int(stat.get(self.inactive, 0)), 0)  # cached files are given back
 
 
-_FILES: Mapping[Version, _Files] = {
+_FILES: Mapping[int, _Files] = {
     1: _Files("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
     2: _Files("memory.max", "memory.current", "inactive_file"),
 }
@@ -130,7 +125,7 @@ _FILES: Mapping[Version, _Files] = {
 
 def _available(meminfo: Path) -> int:
     """Return what the system could give without swapping."""
-    meminfo_lines = dict(line.split(":", 1) for line in read_text(meminfo).splitlines() if ":" in line)
+    meminfo_lines = dict(line.split(":", 1) for line in _read_text(meminfo).splitlines() if ":" in line)
     if "MemAvailable" in meminfo_lines:
         return int(meminfo_lines["MemAvailable"].removesuffix("kB")) * 1024
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -138,7 +133,15 @@ def _available(meminfo: Path) -> int:
 
 def machine_of(root: Path = Path("/")) -> str:
     """Return what the processes of this machine call it, and no others."""
-    return read_text(root / "proc" / "sys" / "kernel" / "random" / "boot_id") or platform.node()
+    return _read_text(root / "proc" / "sys" / "kernel" / "random" / "boot_id") or platform.node()
+
+
+def _read_text(path: Path) -> str:
+    """Return what stands in a file of the kernel; nothing if it has none."""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except OSError:
+        return ""
 
 
 def key_of(*names: str) -> int:

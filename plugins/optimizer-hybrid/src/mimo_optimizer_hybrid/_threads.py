@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +10,7 @@ from pathlib import Path
 import attrs
 import torch
 
-from mimo_optimizer_hybrid._control_groups import Version, control_groups, number_of, read_text
+from mimo.hooks import control_groups
 from mimo_optimizer_hybrid._memory import key_of, machine_of
 
 
@@ -35,21 +34,11 @@ def own_cores(root: Path = Path("/")) -> list[Cores]:
         root: where ``proc`` and ``sys`` lie.
     """
     machine, numbers = machine_of(root), sorted(os.sched_getaffinity(0))
-    found = [Cores(key=key_of(machine, *map(str, numbers)), count=len(numbers))]
-    for group, version in control_groups("cpu", root):
-        count = _quota(group, version)
-        if count:
-            found.append(Cores(key=key_of(machine, "cpu", number_of(group)), count=count))
-    return found
-
-
-def _quota(group: Path, version: Version) -> int:
-    """Return of how many cores, rounded up, a control group may use the time; 0 if it has no limit."""
-    if version == 1:
-        quota, period = (read_text(group / f"cpu.cfs_{name}_us") for name in ("quota", "period"))
-    else:
-        quota, _, period = read_text(group / "cpu.max").partition(" ")
-    return math.ceil(int(quota) / int(period)) if quota.isdigit() and period.isdigit() else 0
+    groups = [group for group in control_groups("cpu", root) if group.cores]
+    return [
+        Cores(key=key_of(machine, *map(str, numbers)), count=len(numbers)),
+        *(Cores(key=key_of(machine, "cpu", group.number), count=group.cores) for group in groups),
+    ]
 
 
 def share_of_cores(own: Sequence[Cores], keys: Sequence[int], *, optimizers: int) -> int:

@@ -16,6 +16,7 @@ from typing import TypeAlias
 from mimo.checkpoint._manifest import Manifest
 from mimo.checkpoint._read_box import Read, read_boxes
 from mimo.checkpoint._reader import ShardReader, make_slab
+from mimo.hooks import count_cores
 
 _Portion: TypeAlias = tuple[str, list[Read]]
 """A shard, and what is read of it."""
@@ -71,8 +72,7 @@ def own_place() -> str:
 
 def count_threads(places: Sequence[str]) -> int:
     """Return how many threads this process may read with, beside those of all ranks, whose `own_place` is given."""
-    cores = len(os.sched_getaffinity(0)) // places.count(own_place())
-    return max(1, min(_MOST_THREADS, cores))
+    return max(1, min(_MOST_THREADS, count_cores() // places.count(own_place())))
 
 
 def _cut(reads: Iterable[Read]) -> Iterator[_Portion]:

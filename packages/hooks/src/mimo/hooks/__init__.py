@@ -12,6 +12,7 @@ from mimo.hooks._bounds import (
     must_be,
     other_keys,
 )
+from mimo.hooks._control_groups import ControlGroup, control_groups, count_cores
 from mimo.hooks._discovery import Kind, discover, survey
 from mimo.hooks._errors import (
     CheckpointError,
@@ -24,13 +25,13 @@ from mimo.hooks._errors import (
     RunError,
     SaveSkippedError,
     UserError,
+    plain_text,
 )
 from mimo.hooks._installed import PluginEntry, PluginFailure
 from mimo.hooks._json import JsonNode, JsonSource, parse_json
 from mimo.hooks._lifecycle import Lifecycle, lifecycle
 from mimo.hooks._markers import hookimpl, hookspec
 from mimo.hooks._registry import Registry
-from mimo.hooks._shown import plain_text
 from mimo.hooks._values import (
     METRICS_FILE,
     Common,
@@ -59,6 +60,7 @@ __all__ = [
     "CheckpointError",
     "Common",
     "ConfigError",
+    "ControlGroup",
     "DataError",
     "EdgeTraffic",
     "EvaluationInfo",
@@ -94,6 +96,8 @@ __all__ = [
     "at_least",
     "at_most",
     "check_at_most",
+    "control_groups",
+    "count_cores",
     "discover",
     "from_zero",
     "hookimpl",

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
+from mimo.hooks import count_cores
 from mimo.launch.faults.collectives import RECORDED
 from mimo.launch.faults.fault import EXIT_FAILED, Fault, FaultStore, call_in_time, is_consequence, report_in_time
 from mimo.launch.faults.hang_report import show_silent, show_waits
@@ -112,8 +113,7 @@ def threads_for(process: ProcessInfo, environ: Mapping[str, str]) -> int | None:
     """Return on how many threads a process should compute on the host, or None if the user has said so."""
     if "OMP_NUM_THREADS" in environ:
         return None
-    cores = len(os.sched_getaffinity(0))
-    return max(1, cores // local_world(environ, process.world))
+    return max(1, count_cores() // local_world(environ, process.world))
 
 
 def crowds(process: ProcessInfo, environ: Mapping[str, str]) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
@@ -84,14 +83,14 @@ def index(
         overrides: settings that differ, as key=value.
         decode: decode and prepare every item, too.
         tokens: keep the tokens' ids, too, so that runs need not encode texts.
-        jobs: processes that read; 0: as many as there are cores.
+        jobs: processes that read; 0: as many as it may use cores.
         evaluation: of the held-out samples instead of those to train on.
     """
     import numpy as np
     from rich.markup import escape
     from rich.progress import Progress
 
-    from mimo.hooks import ConfigError, DataError, lifecycle
+    from mimo.hooks import ConfigError, DataError, count_cores, lifecycle
     from mimo.trainer.commands.indexing.index import index_info, index_sources
     from mimo.trainer.commands.indexing.statistics import Statistics
     from mimo.trainer.commands.tables.console import make_console
@@ -116,9 +115,8 @@ def index(
         def on_progress(name: str, there: int, blocks: int, _broken: int) -> None:
             progress.update(task, description=escape(name), completed=there, total=blocks, refresh=True)
 
-        cores = len(os.sched_getaffinity(0))
         made = index_sources(
-            job, dataset, jobs=jobs or cores, decodes=decode, keeps_tokens=tokens, on_progress=on_progress
+            job, dataset, jobs=jobs or count_cores(), decodes=decode, keeps_tokens=tokens, on_progress=on_progress
         )
         for found in made:
             resumed = f" ({found.resumed} blocks were there from an earlier command)" if found.resumed else ""
