@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -182,6 +183,21 @@ def test_a_bug_shows_its_traceback_and_ends_with_3(
     monkeypatch.setattr("mimo.trainer.config.toml.read_settings", broken)
     assert run(["check", file]) == 3
     assert "Traceback" in capsys.readouterr().err
+
+
+def test_a_place_for_temporary_files_is_missed_by_its_name(file: str) -> None:
+    """As where no file may grow, or no disk has room; torch needs one as it is imported."""
+    words = shlex.join([sys.executable, "-m", "mimo.trainer", "check", file])
+    environ = {name: value for name, value in os.environ.items() if not name.startswith("TORCHINDUCTOR_")}
+    ended = subprocess.run(  # noqa: S603 -- the test's own command
+        ["/bin/sh", "-c", f"ulimit -f 0; exec {words}"], capture_output=True, text=True, check=False, env=environ
+    )
+    wanted = (
+        r"mimo: TMPDIR: expected a directory in which temporary files can be written, got No usable .*\. Free room on "
+        r"the disk, raise the limit of file sizes \(`ulimit -f`\), or set TMPDIR to a directory of another disk\.\n"
+    )
+    assert ended.returncode == 3
+    assert re.fullmatch(wanted, ended.stderr)
 
 
 def test_plugins_are_listed_with_their_distributions(capsys: pytest.CaptureFixture[str]) -> None:

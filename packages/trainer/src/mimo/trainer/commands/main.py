@@ -6,6 +6,7 @@ import os
 import re
 import select
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from typing import Literal
 
 from cyclopts import App, CycloptsError
 
-from mimo.hooks import UserError, plain_text
+from mimo.hooks import RunError, UserError, plain_text
 from mimo.trainer.commands.check import check
 from mimo.trainer.commands.checkpoint import make_checkpoint_app
 from mimo.trainer.commands.data import make_data_app
@@ -62,9 +63,25 @@ def run(words: Sequence[str]) -> int:
     except Exception as error:  # noqa: BLE001 -- a bug of ours or of a plugin: shown in full, with our exit code
         if isinstance(error, BrokenPipeError) and _is_unread():
             return _UNREAD
-        _print_error(traceback.format_exc().rstrip())
+        fault = _temporary_fault() if isinstance(error, FileNotFoundError) else None
+        _print_error(traceback.format_exc().rstrip() if fault is None else f"mimo: {fault}")
         return _FAILED
     return int(code or 0)
+
+
+def _temporary_fault() -> RunError | None:
+    """Return what is wrong where no temporary file can be written, which torch finds out as it is imported."""
+    try:
+        tempfile.gettempdir()
+    except FileNotFoundError as error:
+        return RunError(
+            "TMPDIR",
+            expected="a directory in which temporary files can be written",
+            got=f"{error.strerror}",
+            fix="Free room on the disk, raise the limit of file sizes (`ulimit -f`), or set TMPDIR to a directory of "
+            "another disk.",
+        )
+    return None
 
 
 def _is_unread() -> bool:
