@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
+from unittest.mock import patch
 
 import attrs
 import pytest
@@ -18,12 +19,14 @@ from torch import Tensor
 from torch.distributed.device_mesh import DeviceMesh
 
 from mimo.hooks import ConfigError
+from mimo.model import Stage
 from mimo.model.runtime import (
     NO_LABEL,
     Compilation,
     LanguageBatch,
     Moe,
     Part,
+    Segments,
     TensorAxis,
     build_part,
     compilation_of,
@@ -34,13 +37,16 @@ from mimo.topology import Grid
 from mimo_transformers import HF_DECODER, HF_ENCODER, HF_IMAGES
 from mimo_transformers.model.attention import PackedRows
 from mimo_transformers.model.drops import BridgedDropout
+from mimo_transformers.model.layers import Reading
 from mimo_transformers.model.per_sample import PerSample
 from mimo_transformers.model.routers import RecordedRouter
+from mimo_transformers.model.stage import HfStage
 
 BATCHES = 20
 EAGER = {
     "BridgedExperts": Moe.stays_eager,
     "dropout": BridgedDropout.stays_eager,
+    "numbers": Reading.stays_eager,
     "router": RecordedRouter.stays_eager,
     "scan": PerSample.stays_eager,
 }
@@ -52,12 +58,14 @@ DECODERS: Mapping[str, tuple[str, dict[str, Any], int, set[str]]] = {
     "loads of experts": ("qwen3_moe", {"output_router_logits": True}, 4, {"BridgedExperts", "router"}),
     "scans": ("jamba", {}, 8, {"BridgedExperts", "scan"}),
     "dropout": ("phi", {"resid_pdrop": 0.2}, 3, {"dropout"}),
+    "experts in a form of their own": ("jetmoe", {}, 3, {"numbers"}),
 }
 """Families with settings, how many graphs their layers take at most, and what ends these."""
 ENCODERS: Mapping[str, tuple[Any, Callable[[], Any], int]] = {
     "clip": (HF_ENCODER, lambda: towers.small("clip_vision_model", feature_layer=-2), 4),
     "dinov2": (HF_ENCODER, lambda: towers.small("dinov2"), 2),
     "qwen2_5_vl": (HF_IMAGES, lambda: images.config_of("qwen2_5_vl"), 2),
+    "glm4v": (HF_IMAGES, lambda: images.config_of("glm4v"), 2),
     "internvl": (HF_IMAGES, lambda: images.config_of("internvl"), 1),
     "llava": (HF_IMAGES, lambda: images.config_of("llava"), 4),
 }
@@ -143,8 +151,15 @@ def _compare_decoders(_rank: int, model_type: str, values: dict[str, Any]) -> Co
 def _compare_encoders(_rank: int, name: str) -> Compared:
     spec, make, _ = ENCODERS[name]
     config = make()
-    eager, part = (_build(spec, config, backend) for backend in ("", "aot_eager"))
-    return _compared(_see(spec, eager, config), _see(spec, part, config))
+    gradients, made = list[dict[str, Tensor]](), list[int]()
+    for backend in ("", "aot_eager"):
+        part = _build(spec, config, backend)
+        with patch.object(Segments, "of", wraps=Segments.of) as making:
+            gradients.append(_see(spec, part, config))
+        made.append(making.call_count)
+    eager, compiled = made
+    assert compiled <= eager, "each time the device is waited for"
+    return _compared(*gradients)
 
 
 @pytest.mark.newest
@@ -166,7 +181,10 @@ def test_ragged_batches_share_graphs_that_end_at_listed_places_alone(name: str) 
     "name", [pytest.param(one, marks=() if one == "qwen2_5_vl" else pytest.mark.soak) for one in ENCODERS]
 )
 def test_layers_of_towers_are_whole_graphs(name: str) -> None:
-    """Of batches of one to four images, and of such in rows of their own number; likewise."""
+    """Of batches of one to four images, and of such in rows of their own number; likewise.
+
+    Layers that are given the same first rows of images look for the segments once, in graphs too.
+    """
     (found,) = fork_ranks(1, _compare_encoders, name)
     assert 1 <= found.graphs <= ENCODERS[name][2]
     assert found.breaks == set()
@@ -201,6 +219,15 @@ def _fail(*_given: Any) -> None:
 def test_rows_are_let_go_after_a_step_and_after_a_forward_that_fails() -> None:
     """Also where routers took down logits, whose graphs save what carries the rows for being computed again."""
     assert fork_ranks(1, _held_after_a_step_and_a_failure) == [(0, 0)]
+
+
+def test_what_reads_numbers_is_named_before_a_run() -> None:
+    """By the classes of the library that return tensors alone, so that no graph has a number of each batch in it."""
+    stage = HfStage(small("jetmoe"), Stage())
+    assert compilation_of(HF_DECODER, stage, name="language") == Compilation(
+        layers={"JetMoeDecoderLayer": 4}, eager=dict.fromkeys(("JetMoeAttention", "JetMoeMoE"), Reading.stays_eager)
+    )
+    assert not any(isinstance(part, Reading) for part in HfStage(small("qwen3_moe"), Stage()).modules())
 
 
 def test_a_tower_without_a_list_of_layers_stays_eager(monkeypatch: pytest.MonkeyPatch) -> None:

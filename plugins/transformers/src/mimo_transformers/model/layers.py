@@ -6,7 +6,7 @@ A part that mixes rows by itself runs on one sample after the other. Shapes: T r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -33,6 +33,12 @@ class BridgedLayer(nn.Module):
         """Return what the library's layer does."""
         with hold_rows(self, mimo_rows):
             return super().forward(*given, **named)
+
+
+class Reading(nn.Module):
+    """Mixed into the class of a part of a layer that reads numbers of tensors, which no graph does."""
+
+    stays_eager = "it reads numbers, on which its steps depend"
 
 
 class LayerStandIn(BridgedLayer):
@@ -72,17 +78,24 @@ class Passing(nn.Module):
         return x if x.is_floating_point() else torch.zeros(*x.shape, self.hidden, device=x.device)
 
 
-def bridge_layers(layers: Iterable[nn.Module], mixers: Mapping[type[nn.Module], str]) -> None:
-    """Make layers of the library `BridgedLayer`, and what mixes rows in them `PerSample`.
+def bridge_layers(
+    layers: Iterable[nn.Module],
+    mixers: Mapping[type[nn.Module], str],
+    reading: Collection[type[nn.Module]] = (),
+) -> None:
+    """Make layers of the library `BridgedLayer`, what mixes rows in them `PerSample`, and what reads numbers `Reading`.
 
     Args:
         layers: in order.
         mixers: by class of what does, the argument that is given its states, or nothing.
+        reading: classes of what does.
     """
     for index, layer in enumerate(layers):
         for path, part in layer.named_modules():
             if type(part) in mixers:
                 run_per_sample(part, path=f"{index}.{path}", takes_states=mixers[type(part)])
+            elif type(part) in reading:
+                mix_in(part, Reading)
         mix_in(layer, BridgedLayer)
         hold_together(layer)
 

@@ -2,6 +2,8 @@
 
 What a part was given in a forward is given to it again with other rows of one sample. If rows of the other samples
 change in what it returns, it mixes them. Attention that the library's interface leads to ours doesn't.
+
+Likewise which parts read numbers: those that can't run on tensors that have shapes and no values.
 """
 
 from __future__ import annotations
@@ -15,12 +17,14 @@ from typing import Any, TypeAlias
 import attrs
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException, FakeTensorMode
 
 from mimo.model.runtime import DecodeCache, LanguageBatch, create_on
 from mimo_transformers.family import base_path_of, new_network
-from mimo_transformers.model.attention import PackedRows, hold_rows, register_attention
+from mimo_transformers.model.attention import CallRecord, PackedRows, hold_rows, register_attention
 from mimo_transformers.model.drops import replace_drops
-from mimo_transformers.model.layers import BridgedLayer, bridge_layers
+from mimo_transformers.model.experts import is_experts
+from mimo_transformers.model.layers import LAYER_ROWS, BridgedLayer, bridge_layers
 from mimo_transformers.model.parts import find_parts, run_base
 from mimo_transformers.model.per_sample import change_tensors, mix_in, run_per_sample, tensors_in
 from mimo_transformers.model.small import affordable, batch_of, draw_ids, small_config, stir, trying
@@ -37,6 +41,8 @@ _NEAR = 1e-5
 
 _Calls: TypeAlias = Mapping[nn.Module, tuple[Any, Any]]
 """Positional and keyword arguments of parts."""
+_Results: TypeAlias = Mapping[nn.Module, Any]
+"""What parts returned."""
 
 
 @attrs.frozen(kw_only=True)
@@ -48,10 +54,12 @@ class Mixing:
             forward by which it is given the states of samples that are continued, or nothing where that can't be.
         weights: linears in them of which nothing but the weight is used, by the class of what holds them and their
             name there.
+        reading: the library's classes of what returns tensors alone, and on the way to them reads numbers.
     """
 
     parts: Mapping[type[nn.Module], str] = attrs.field(factory=dict)
     weights: frozenset[tuple[type[nn.Module], str]] = frozenset()
+    reading: frozenset[type[nn.Module]] = frozenset()
 
 
 @cache
@@ -73,7 +81,8 @@ def mixing(description: str) -> Mixing:
 def _mixing(network: Any, layers: Any, batch: LanguageBatch) -> Mixing:
     originals = {part: type(part) for part in layers.modules()}
     rows = PackedRows.of(batch)
-    calls = _calls(network, layers, rows, batch)
+    calls, results = _calls(network, layers, rows, batch)
+    reading = frozenset(originals[part] for part in _reading(layers, calls, results, rows))
     found: dict[type[nn.Module], str] = {}
     for layer in layers:
         if not _mixes(layer, calls, rows):
@@ -98,24 +107,81 @@ def _mixing(network: Any, layers: Any, batch: LanguageBatch) -> Mixing:
         for name, child in holder.named_children()
         if type(child) is nn.Linear and child not in calls
     )
-    return Mixing(parts=found, weights=weights)
+    return Mixing(parts=found, weights=weights, reading=reading)
 
 
-def _calls(network: Any, layers: Any, rows: PackedRows, batch: LanguageBatch) -> _Calls:
-    """Return what the first call of each part of layers was given."""
+def _calls(network: Any, layers: Any, rows: PackedRows, batch: LanguageBatch) -> tuple[_Calls, _Results]:
+    """Return what the first call of each part of layers was given, and what it returned."""
     calls: dict[nn.Module, tuple[Any, Any]] = {}
+    results: dict[nn.Module, Any] = {}
 
     def record(part: nn.Module, given: Any, named: Any) -> None:
         if part not in calls:
             calls[part] = change_tensors((given, named), lambda tensor: tensor.clone())
 
+    def record_result(part: nn.Module, _given: Any, result: Any) -> None:
+        results.setdefault(part, result)
+
     bridge_layers(layers, {})
     hooks = [part.register_forward_pre_hook(record, with_kwargs=True) for part in layers.modules()]
+    hooks += [part.register_forward_hook(record_result) for part in layers.modules()]
     base, x = network.get_submodule(base_path_of(network)), network.get_input_embeddings()(batch.tokens.unsqueeze(0))
     run_base(base, layers, x, rows)
     for hook in hooks:
         hook.remove()
-    return calls
+    return calls, results
+
+
+def _reading(layers: Any, calls: _Calls, results: _Results, rows: PackedRows) -> list[nn.Module]:
+    """Return the innermost parts that read numbers and return tensors alone.
+
+    What returns the numbers is none: what it lies in would have them in its graph.
+    """
+    found = list[nn.Module]()
+    known = {part: results[part] for part in layers.modules() if is_experts(part) and part in results}  # ours run
+    for layer in layers:
+        if not _reads(layer, calls, rows, known):
+            continue
+        for part in reversed(list(layer.modules())):  # what lies inside comes first
+            if part in results and not _has_numbers(results[part]) and _reads(part, calls, rows, known):
+                found.append(part)
+                known[part] = results[part]
+    return found
+
+
+def _reads(part: nn.Module, calls: _Calls, rows: PackedRows, known: _Results) -> bool:
+    """Tell whether a part reads numbers of tensors, beside parts inside of it whose results are known."""
+    if part not in calls or part in known:
+        return False
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    given, named = change_tensors(calls[part], mode.from_tensor)
+    uncomputed = attrs.evolve(rows, record=CallRecord())
+    if LAYER_ROWS in named:
+        named[LAYER_ROWS] = uncomputed
+    for one, result in known.items():
+        vars(one)["forward"] = partial(_returned, change_tensors(result, mode.from_tensor))
+    try:
+        with mode, hold_rows(part, uncomputed):
+            part.forward(*given, **named)
+    except (DataDependentOutputException, DynamicOutputShapeException):
+        return True
+    except Exception:  # noqa: BLE001 - whatever a part of the library does with such tensors
+        return False
+    finally:
+        for one in known:
+            del vars(one)["forward"]
+    return False
+
+
+def _returned(result: Any, *_given: Any, **_named: Any) -> Any:
+    return result
+
+
+def _has_numbers(value: Any) -> bool:
+    """Tell whether there are numbers inside of tuples, lists and tables."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    return any(map(_has_numbers, value)) if isinstance(value, list | tuple) else isinstance(value, int | float)
 
 
 def _takes_states(part: nn.Module, original: type[nn.Module], calls: _Calls, rows: PackedRows) -> str:

@@ -71,7 +71,7 @@ class HfStage(LanguageStage):
         for number in routers:
             if number in here:
                 record_choices(layers[number], number, routers[number])
-        bridge_layers([layer for index, layer in enumerate(layers) if index in here], mixed.parts)
+        bridge_layers([layer for index, layer in enumerate(layers) if index in here], mixed.parts, mixed.reading)
         fill_buffers(embedding, draw)
         super().__init__(
             config,
