@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -24,9 +25,9 @@ SPLITTING = ("zb-h1", "zb-v", "interleaved")
 PIECES = tuple(itertools.product(("none", "full"), ("llama", "deepseek_v3", "jamba")))
 
 
-def settings_of(model_type: str, modules: Modules, **language: Any) -> Table:
-    """Return settings with a small model of a family as the language model."""
-    values = shrink(config_of(model_type, {}), vocab_size=0)
+def settings_of(model_type: str, modules: Modules, sizes: Mapping[str, int] | None = None, **language: Any) -> Table:
+    """Return settings with a small model of a family as the language model, some of its sizes others than usual."""
+    values = shrink(config_of(model_type, {}), vocab_size=0, **(sizes or {}))
     del values["vocab_size"]
     keys = {"plugin": "hf-decoder", "config": {"model_type": model_type, "values": values}, **language}
     return table({**modules, "language": {**modules["language"], **keys}}, microbatches=4, eps=EVEN_EPS)
@@ -60,6 +61,8 @@ def test_lora_on_tensor_ranks_changes_nothing(model_type: str, oracle: Oracle) -
     assert oracle.check(settings) == ""
 
 
+ONE_KEY = {"num_key_value_heads": 1}
+IN_PIECES = {"recompute": "full", "loss_rows": 5}
 COMPILED: dict[str, tuple[str, Modules, dict[str, Any]]] = {
     "windows, tp2": ("gemma3_text", {"vision": on(0, 0), "language": on(0, 1, tp=2)}, {}),
     "tp2 pp2, recomputed": ("llama", {"vision": on(0, 0), "language": on(0, 3, tp=2, pp=2)}, {"recompute": "full"}),
@@ -67,6 +70,22 @@ COMPILED: dict[str, tuple[str, Modules, dict[str, Any]]] = {
     "experts, ep2": ("qwen3_moe", {"vision": on(0, 1), "language": on(0, 1, ep=2)}, {}),
     "latent attention, dp2": ("deepseek_v3", {"vision": on(0, 0), "language": on(0, 1)}, {}),
     "scans": ("jamba", {"vision": on(0, 0), "language": on(0, 0)}, {}),
+    "a head of keys, tp2, all at once": (
+        "llama",
+        {"vision": on(0, 0), "language": on(0, 1, tp=2)},
+        {"sizes": ONE_KEY, "lora": LORA, **IN_PIECES},
+    ),
+    "a head of keys, tp4, windows": (
+        "gemma3_text",
+        {"vision": on(0, 0), "language": on(0, 3, tp=4)},
+        {"sizes": ONE_KEY},
+    ),
+    "experts, ep2, all at once": (
+        "qwen3_moe",
+        {"vision": on(0, 1), "language": on(0, 1, ep=2)},
+        {"lora": LORA, **IN_PIECES},
+    ),
+    "scans, all at once": ("jamba", {"vision": on(0, 0), "language": on(0, 0)}, {"lora": LORA, **IN_PIECES}),
 }
 
 

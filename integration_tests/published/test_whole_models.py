@@ -83,6 +83,15 @@ def test_drawn_layouts_compute_what_the_library_computes(whole: Whole, pool: Poo
 
 
 @pytest.mark.soak
+@pytest.mark.parametrize("name", ["gemma3", "qwen2_5_vl", "qwen3_vl"])
+def test_compiled_layers_compute_what_the_library_computes(name: str, pool: Pool, tmp_path: Path) -> None:
+    """Where rows of an image see each other in both directions, and where rows turn by their places in images."""
+    settings = (whole := Whole(name, tmp_path)).settings
+    settings["run"] |= {"compile": True, "compile_backend": "aot_eager"}
+    assert whole.differences(pool.run(1, tune, settings)) == []
+
+
+@pytest.mark.soak
 @pytest.mark.parametrize("name", some(WHOLE, {"qwen3_vl"}))
 def test_layers_in_pieces_compute_what_the_library_computes(name: str, pool: Pool, tmp_path: Path) -> None:
     """Two lanes gather each layer when it computes; in one tower parts of the projector compute between its layers."""
