@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
 from typing import Any
 
 import attrs
@@ -98,6 +99,27 @@ def test_samples_are_laid_out_together_as_each_is_alone(
     alone = [RULES.lay_out(dataset, sample, max_tokens=max_tokens) for sample in numbers]
     assert list(map(compared, found)) == list(map(compared, alone))
     assert all(each.tokens.dtype == each.labels.dtype == np.int64 for each in found)
+
+
+def test_all_of_a_sample_is_read_before_the_next() -> None:
+    """A dataset that remembers the sample it has encoded last encodes each once, also one that is cut."""
+    asked: list[int] = []
+
+    class Recording(Lines):
+        def __getattribute__(self, name: str) -> Any:
+            found = object.__getattribute__(self, name)
+
+            def recorded(sample: int) -> Any:
+                asked.append(sample)
+                return found(sample)
+
+            return recorded if name in ("tokens", "weights", "ends", "infos") else found
+
+    dataset = Recording([Line([97] * count, [1.0] * count, [2], ()) for count in (3, 9, 0, 9)])
+    found = RULES.lay_out_all(dataset, [3, 0, 1, 2], max_tokens=5)
+    assert [len(each.tokens) for each in found] == [2, 3, 2, 0]
+    assert [sample for sample, _ in groupby(asked)] == [3, 0, 1, 2]
+    assert {sample: asked.count(sample) for sample in range(4)} == {0: 3, 1: 4, 2: 3, 3: 4}
 
 
 @pytest.mark.parametrize("wrong", [-1, 260])

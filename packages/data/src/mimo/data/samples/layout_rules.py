@@ -6,7 +6,7 @@ Both ends of an edge compute the same layout without exchanging shapes, so nothi
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
+from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from functools import partial
@@ -108,22 +108,8 @@ class LayoutRules:
             PluginError: an item's grid or its pattern is not as many rows as ``rows`` says, or a text of the pattern
                 holds a placeholder.
         """
-        own = [np.asarray(dataset.tokens(sample), dtype=np.int64) for sample in samples]
-        ids, firsts = _end_to_end(own)
-        found = _is_any(ids, self._modalities).nonzero()[0]
-        wanted, marks = [self._modalities[placeholder] for placeholder in ids[found].tolist()], found.tolist()
-        spans = [slice(*span) for span in pairwise([bisect_left(marks, first) for first in firsts])]
-        infos = [
-            self._matched(partial(dataset.where, sample), each, wanted[span], dataset.infos(sample))
-            for sample, each, span in zip(samples, own, spans, strict=True)
-        ]
-        self._check(dataset, samples, ids, firsts)
-        return _expanded(
-            [
-                self._fitted(dataset, sample, each, [mark - first for mark in marks[span]], items, max_tokens)
-                for sample, each, first, span, items in zip(samples, own, firsts[:-1], spans, infos, strict=True)
-            ]
-        )
+        # Whole samples one after the other, as datasets remember what they have read last.
+        return _expanded([self._fitted(dataset, sample, max_tokens) for sample in samples])
 
     def place(self, where: Callable[[], str], info: ItemInfo, *, at: int) -> tuple[NDArray[np.int64], PlacedItem]:
         """Return the ids that stand for one item from a position on, and where it lies; raises as `lay_out` does.
@@ -138,42 +124,14 @@ class LayoutRules:
             return placed.ids, placed.item
         return np.full(placed.stop - at, self.tokenizer.placeholder(info.modality), dtype=np.int64), placed.item
 
-    def _matched(
-        self, where: Callable[[], str], ids: NDArray[np.int64], wanted: Sequence[str], infos: Sequence[ItemInfo]
-    ) -> Sequence[ItemInfo]:
-        """Return the items of a sample in the order of its placeholders, which are of the wanted modalities."""
-        given = [info.modality for info in infos]
-        if wanted == given:
-            return infos
-        if sorted(wanted) != sorted(given):
-            raise _unmatched(where(), ids, infos, self._modalities)
-        waiting = {modality: iter([info for info in infos if info.modality == modality]) for modality in given}
-        return [next(waiting[modality]) for modality in wanted]
-
-    def _check(self, dataset: Dataset, samples: Sequence[int], ids: NDArray[np.int64], firsts: Sequence[int]) -> None:
-        """Refuse ids that are not the tokenizer's; the first sample with one is named."""
-        if len(ids) and ids.view(np.uint64).max() >= self._vocabulary:  # so seen, an id below 0 is a large one
-            wrong = int(((ids < 0) | (ids >= self._vocabulary)).argmax())
-            raise DataError(
-                dataset.where(samples[bisect_right(firsts, wrong) - 1]),
-                expected=f"token ids from 0 to {self._vocabulary - 1}",
-                got=str(ids[wrong]),
-                fix="Check that the data was made with this tokenizer.",
-            )
-
-    def _fitted(
-        self,
-        dataset: Dataset,
-        sample: int,
-        ids: NDArray[np.int64],
-        marks: Sequence[int],
-        infos: Sequence[ItemInfo],
-        max_tokens: int,
-    ) -> _Fitted:
-        """Return what fits of a sample with these items at the ids at ``marks``."""
+    def _fitted(self, dataset: Dataset, sample: int, max_tokens: int) -> _Fitted:
+        """Read a sample, and return what fits of it."""
         where = partial(dataset.where, sample)
+        ids = np.asarray(dataset.tokens(sample), dtype=np.int64)
+        found = _is_any(ids, self._modalities).nonzero()[0]
+        infos = self._matched(where, ids, found, dataset.infos(sample))
         weights = read_weights(dataset, sample, len(ids))
-        items: list[_Placed] = []
+        marks, items = found.tolist(), list[_Placed]()
         kept, added = len(ids), 0
         for mark, info in zip(marks, infos, strict=True):
             at = mark + added
@@ -192,12 +150,32 @@ class LayoutRules:
             items = items[: bisect_left(marks, kept)]
         return _Fitted(
             sample=sample,
-            ids=ids[:kept] if truncated else ids,
+            ids=ids[:kept],
             marks=marks,
             items=items,
             truncated=truncated,
-            weights=weights if weights is None else weights[:kept],
+            weights=None if weights is None else weights[:kept],
         )
+
+    def _matched(
+        self, where: Callable[[], str], ids: NDArray[np.int64], marks: NDArray[np.intp], infos: Sequence[ItemInfo]
+    ) -> Sequence[ItemInfo]:
+        """Return the items in the order of their placeholders, which are the ids at ``marks``."""
+        wanted = [self._modalities[placeholder] for placeholder in ids[marks].tolist()]
+        given = [info.modality for info in infos]
+        if wanted != given and sorted(wanted) != sorted(given):
+            raise _unmatched(where(), ids, infos, self._modalities)
+        if len(ids) and ids.view(np.uint64).max() >= self._vocabulary:  # so seen, an id below 0 is a large one
+            raise DataError(
+                where(),
+                expected=f"token ids from 0 to {self._vocabulary - 1}",
+                got=str(ids[(ids < 0) | (ids >= self._vocabulary)][0]),
+                fix="Check that the data was made with this tokenizer.",
+            )
+        if wanted == given:
+            return infos
+        waiting = {modality: iter([info for info in infos if info.modality == modality]) for modality in given}
+        return [next(waiting[modality]) for modality in wanted]
 
     def _place(self, where: Callable[[], str], info: ItemInfo, at: int) -> _Placed:
         if (asked := self._asked(where, info)) is None:
@@ -314,14 +292,10 @@ def _is_any(ids: NDArray[np.int64], wanted: Collection[int]) -> NDArray[np.bool_
     return first
 
 
-def _end_to_end(arrays: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int64], list[int]]:
-    """Return arrays as one, and where in it each begins, and the last ends."""
-    return np.concatenate([_NO_IDS, *arrays]), list(accumulate(map(len, arrays), initial=0))
-
-
 def _expanded(samples: Sequence[_Fitted]) -> list[SampleLayout]:
     """Put rows in the places of items, and label all; of each array of all samples end to end, each has its part."""
-    ids, firsts = _end_to_end([each.ids for each in samples])
+    ids = np.concatenate([_NO_IDS, *(each.ids for each in samples)])
+    firsts = accumulate((len(each.ids) for each in samples), initial=0)
     bounds = list(accumulate((each.rows for each in samples), initial=0))
     rows = np.ones(len(ids), dtype=np.int64)  # of each id
     for first, each in zip(firsts, samples, strict=False):
