@@ -23,6 +23,10 @@ from mimo.trainer import Job, read_settings, resolve
 from mimo.trainer.runtime import find_installed
 
 PATCH, SAMPLES, PICTURES = 16, 1024, 64
+MAX_TOKENS = 4096
+"""Rows of a sample at most."""
+DECODERS = ("decoder", "hf-decoder")
+"""Plugins that make the decoder: of our own layers, or of the Llama of `transformers`."""
 WORKERS = 4
 """Threads that decode beside the step, ours or others'."""
 _RESERVED = 64
@@ -48,6 +52,25 @@ class Size:
     sides: tuple[int, int]
     batch: int
     micro_batch: int
+
+    @property
+    def llama(self) -> dict[str, int]:
+        """The decoder in the words of a Llama's config, but for its vocabulary."""
+        language = self.language
+        return {
+            "hidden_size": language["hidden"],
+            "intermediate_size": language["intermediate"],
+            "num_hidden_layers": language["layers"],
+            "num_attention_heads": language["heads"],
+            "num_key_value_heads": language["heads"],
+            "max_position_embeddings": MAX_TOKENS,
+        }
+
+    def decoder(self, plugin: str) -> dict[str, Any]:
+        """Return the settings of the decoder by one of `DECODERS`."""
+        if plugin == "decoder":
+            return dict(self.language)
+        return {"model_type": "llama", "vocabulary": self.language["vocabulary"], "values": self.llama}
 
 
 FULL = Size(
@@ -138,6 +161,7 @@ def make_job(
     case: Case,
     *,
     pictures: bool,
+    decoder: str = "decoder",
     optimizer: Mapping[str, Any],
     steps: int = 1000,
     logging: Mapping[str, Any] = MappingProxyType({}),
@@ -148,6 +172,7 @@ def make_job(
     Args:
         case: where, and how large.
         pictures: whether an encoder reads pictures before the text.
+        decoder: which of `DECODERS` makes the decoder.
         optimizer: its settings beside rate and clipping.
         steps: of the run.
         logging: settings of `logging`.
@@ -164,14 +189,14 @@ def make_job(
         return find_installed(kind, name, where)
 
     vision = {**size.vision, "patch": PATCH, "mode": "native", "max_patches": 1024, "table": 16}
-    modules: dict[str, Any] = {"language": {"plugin": "decoder", "ranks": "0", "config": dict(size.language)}}
+    modules: dict[str, Any] = {"language": {"plugin": decoder, "ranks": "0", "config": size.decoder(decoder)}}
     if pictures:
         modules["vision"] = {"plugin": "siglip", "ranks": "0", "config": {**vision, "resize_positions": "bilinear"}}
     words = [f"w{number}" for number in range(size.language["vocabulary"] - _RESERVED)]
     about = {"name": "day", "steps": steps, "global_batch": size.batch, "micro_batch": size.micro_batch}
     settings = {
         "run": {**about, "precision": "bf16", "device": case.kind, **run},
-        "data": {"plugin": "seeded", "max_tokens": 4096, "workers": WORKERS},
+        "data": {"plugin": "seeded", "max_tokens": MAX_TOKENS, "workers": WORKERS},
         "tokenizer": {"plugin": "word", "words": words},
         "optimizer": {"lr": 1e-4, "clip": 1.0, **optimizer},
         "modules": modules,

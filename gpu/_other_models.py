@@ -35,19 +35,9 @@ class Transformers(nn.Module):
 
     def __init__(self, size: Size, *, pictures: bool) -> None:
         super().__init__()
-        language, vision = size.language, size.vision
-        self.language: Any = LlamaForCausalLM(
-            LlamaConfig(
-                vocab_size=language["vocabulary"],
-                hidden_size=language["hidden"],
-                intermediate_size=language["intermediate"],
-                num_hidden_layers=language["layers"],
-                num_attention_heads=language["heads"],
-                num_key_value_heads=language["heads"],
-                max_position_embeddings=4096,
-                use_cache=False,
-            )
-        )
+        vision = size.vision
+        keys: dict[str, Any] = {**size.llama, "vocab_size": size.language["vocabulary"], "use_cache": False}
+        self.language: Any = LlamaForCausalLM(LlamaConfig(**keys))
         self.language.set_attn_implementation("sdpa")
         if pictures:
             self.vision: Any = Siglip2VisionModel(

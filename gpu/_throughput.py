@@ -12,21 +12,23 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, get_args
 
 import attrs
-from _big_models import size_of
+from _big_models import DECODERS, size_of
 from _case import Case, Found, noting, run
 from _device_memory import DeviceMemory
 from _trace import DeviceEvent, idle_share, launches, trace
 from _turns_taken import synchronise
-from _ways import OURS, TRANSFORMERS, Ours, Step, Way, job_of, ways
+from _ways import OURS, OURS_COMPILED, TRANSFORMERS, Compiled, Ours, Step, Way, job_of, ways
 
 from mimo.trainer.runtime import estimate_memory
 
 ROUNDS: Mapping[str, int] = MappingProxyType({"text": 3, "pictures": 2})
-"""Turns of each way by model; what is compiled has one, as that takes longer than all else."""
+"""Turns of each way by model; one where some are compiled, as that takes longer than all else."""
 WARM_UP, WARM_UP_COMPILED, STEPS, TRACED, TINY_STEPS = 2, 4, 6, 2, 2
+BEHIND: Mapping[str, str] = MappingProxyType({OURS: TRANSFORMERS, OURS_COMPILED: OURS})
+"""Of each way of ours, which other has at most as many rows a second."""
 IDLE, ESTIMATE, LOSS = 0.15, 0.1, 0.3
 """Share of the time in which the device may compute nothing; by how much of the estimate its memory may be off; by how
 much a loss differs from that of equal chances."""
@@ -43,6 +45,7 @@ class Turn:
         seconds: of all of them.
         bytes: most that the device held; None where nobody counts.
         events: of `TRACED` steps more.
+        compiled: whether layers are.
         operations: that the model takes for the steps that were timed; None where the way doesn't say.
         peak: operations a second of the device; None where nobody knows.
     """
@@ -51,6 +54,7 @@ class Turn:
     seconds: float
     bytes: int | None
     events: Sequence[DeviceEvent]
+    compiled: bool
     operations: float | None = None
     peak: float | None = None
 
@@ -60,9 +64,9 @@ class Turn:
         return sum(step.rows for step in self.steps) / self.seconds
 
 
-def take(case: Case, way: Way, memory: DeviceMemory, *, compiled: bool) -> Turn:
+def take(case: Case, way: Way, memory: DeviceMemory) -> Turn:
     """Train some steps, then some more under the profiler."""
-    warm_up = 1 if case.tiny else WARM_UP_COMPILED if compiled else WARM_UP
+    warm_up = 1 if case.tiny else WARM_UP_COMPILED if way.compiled else WARM_UP
     count, traced = (TINY_STEPS, 1) if case.tiny else (STEPS, TRACED)
     timed = range(warm_up + 1, warm_up + count + 1)
     for number in range(1, warm_up + 1):
@@ -74,7 +78,7 @@ def take(case: Case, way: Way, memory: DeviceMemory, *, compiled: bool) -> Turn:
     seconds = time.perf_counter() - begun
     most = memory.peak()
     events = trace(case, lambda: [way.step(number) for number in range(timed.stop, timed.stop + traced)])
-    found = Turn(steps=steps, seconds=seconds, bytes=most, events=events)
+    found = Turn(steps=steps, seconds=seconds, bytes=most, events=events, compiled=way.compiled)
     if isinstance(way, Ours):
         found = attrs.evolve(found, operations=sum(way.operations[number] for number in timed), peak=way.peak)
     return found
@@ -83,15 +87,15 @@ def take(case: Case, way: Way, memory: DeviceMemory, *, compiled: bool) -> Turn:
 def take_all(case: Case, wrong: list[str]) -> Mapping[str, list[Turn]]:
     """Return the turns of each way, in which it did not fail."""
     model, compiled = case.options["model"], case.options["compiled"]
-    makes = ways(case, pictures=model == "pictures", compiled=compiled)
+    makes = ways(case, pictures=model == "pictures", compiled=compiled, decoder=case.options["decoder"])
     turns: dict[str, list[Turn]] = {name: [] for name in makes}
-    for _ in range(1 if case.tiny or compiled else ROUNDS[model]):
+    for _ in range(1 if case.tiny or compiled != "none" else ROUNDS[model]):
         for name, make in makes.items():
             memory = DeviceMemory(case)
             with noting(name, wrong):
                 way = make()
                 try:
-                    turns[name].append(take(case, way, memory, compiled=compiled))
+                    turns[name].append(take(case, way, memory))
                 finally:
                     way.close()
                     del way
@@ -100,27 +104,26 @@ def take_all(case: Case, wrong: list[str]) -> Mapping[str, list[Turn]]:
 
 def test(case: Case) -> Found:
     """Compare them."""
-    pictures, compiled = case.options["model"] == "pictures", case.options["compiled"]
     wrong: list[str] = []
     turns = take_all(case, wrong)
     figures: dict[str, Any] = {} if case.is_cuda else {"left out": LEFT_OUT}
     if OURS not in turns:
         figures[OURS] = "not run: run.compile is no setting here"
+    reference = next((turn for name in BEHIND for turn in turns.get(name, [])), None)
     for name, each in turns.items():
         if each:
-            figures[name] = figures_of(each, next(iter(turns.get(OURS, [])), None))
+            figures[name] = figures_of(each, reference)
     figures["rows of timed steps"] = rows = {
         name: [step.rows for step in each[0].steps] for name, each in turns.items() if each
     }
     if len(set(map(tuple, rows.values()))) > 1:
         wrong.append(f"ways have read other samples, rows of their steps are {rows}")
     wrong += _odd_losses(turns, math.log(size_of(case).language["vocabulary"]))
-    ours = turns.get(OURS)
-    if ours:
-        estimate = estimate_memory(job_of(case, pictures=pictures, compiled=compiled))[0].device
-        figures["estimated bytes of the device"] = estimate
+    if reference is not None:
+        job = job_of(case, pictures=case.options["model"] == "pictures", decoder=case.options["decoder"])
+        figures["estimated bytes of the device"] = estimate = estimate_memory(job)[0].device
         if case.is_cuda:
-            wrong += bounds_missed(ours, turns[TRANSFORMERS], estimate, compiled=compiled)
+            wrong += bounds_missed(turns, estimate)
     return Found(figures=figures, wrong=wrong)
 
 
@@ -153,24 +156,36 @@ def _odd_losses(turns: Mapping[str, Sequence[Turn]], uniform: float) -> list[str
     ]
 
 
-def bounds_missed(ours: Sequence[Turn], theirs: Sequence[Turn], estimate: int, *, compiled: bool) -> list[str]:
-    """Return the bounds that were missed; ``estimate`` is of bytes. What is compiled may hold less: it saves less."""
-    wrong, idle = [], idle_share(ours[-1].events)
+def bounds_missed(turns: Mapping[str, Sequence[Turn]], estimate: int) -> list[str]:
+    """Return the bounds that ways of ours missed; ``estimate`` is of bytes."""
+    return [
+        line
+        for name, other in BEHIND.items()
+        if turns.get(name)
+        for line in _missed(name, turns[name], other, turns.get(other, []), estimate)
+    ]
+
+
+def _missed(name: str, ours: Sequence[Turn], other: str, theirs: Sequence[Turn], estimate: int) -> list[str]:
+    """Return the bounds that one way missed. What is compiled may hold less: it saves less."""
+    wrong, last = [], ours[-1]
+    idle = idle_share(last.events)
     if not idle < IDLE:
-        wrong.append(f"no kernel runs in {idle:.3g} of the time of ours, allowed {IDLE:g}")
+        wrong.append(f"no kernel runs in {idle:.3g} of the time of {name}, allowed {IDLE:g}")
     if len(ours) == len(theirs):
-        ratio = statistics.median(one.rate / other.rate for one, other in zip(ours, theirs, strict=True))
+        ratio = statistics.median(one.rate / each.rate for one, each in zip(ours, theirs, strict=True))
         if not ratio >= 1:
-            wrong.append(f"ours has {ratio:.3g} times the rows a second of transformers, at least 1")
-    most = ours[-1].bytes
-    if most is not None and not (-1 if compiled else -ESTIMATE) <= most / estimate - 1 <= ESTIMATE:
-        wrong.append(f"ours holds {most} bytes at most, estimated {estimate}, allowed {ESTIMATE:g} of that apart")
+            wrong.append(f"{name} has {ratio:.3g} times the rows a second of {other}, at least 1")
+    most = last.bytes
+    if most is not None and not (-1 if last.compiled else -ESTIMATE) <= most / estimate - 1 <= ESTIMATE:
+        wrong.append(f"{name} holds {most} bytes at most, estimated {estimate}, allowed {ESTIMATE:g} of that apart")
     return wrong
 
 
 if __name__ == "__main__":
     own: dict[str, dict[str, Any]] = {
         "model": {"choices": ("text", "pictures"), "required": True},
-        "compiled": {"action": "store_true"},
+        "decoder": {"choices": DECODERS, "default": "decoder"},
+        "compiled": {"choices": get_args(Compiled), "default": "none"},
     }
     sys.exit(run(test, options=own))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import attrs
 import torch
@@ -15,7 +15,9 @@ from torch import nn
 
 from mimo.trainer import Job, Trainer
 
-OURS, TRANSFORMERS, PLAIN = "ours", "transformers", "plain PyTorch"
+OURS, OURS_COMPILED, TRANSFORMERS, PLAIN = "ours", "ours, compiled", "transformers", "plain PyTorch"
+Compiled: TypeAlias = Literal["none", "all", "ours-too"]
+"""Which ways are compiled: none, each, or ours once more beside those that are not."""
 _OPTIMIZER: Mapping[str, Any] = {"plugin": "distributed"}
 
 
@@ -28,7 +30,13 @@ class Step:
 
 
 class Way(Protocol):
-    """A model with what trains it."""
+    """A model with what trains it.
+
+    Attributes:
+        compiled: whether its layers are.
+    """
+
+    compiled: bool
 
     def step(self, number: int) -> Step:
         """Take a step."""
@@ -43,11 +51,11 @@ def knows_compile(case: Case) -> bool:
     return "compile" in attrs.fields_dict(type(run))
 
 
-def job_of(case: Case, *, pictures: bool, compiled: bool = False, **run: Any) -> Job:
+def job_of(case: Case, *, pictures: bool, compiled: bool = False, decoder: str = "decoder", **run: Any) -> Job:
     """Return our job; the CPU compiles as little of it as shows that it works."""
     if compiled:
         run = {"compile": True, **({"compile_backend": _backend(case)} if case.tiny else {}), **run}
-    return make_job(case, pictures=pictures, optimizer=_OPTIMIZER, **run)
+    return make_job(case, pictures=pictures, decoder=decoder, optimizer=_OPTIMIZER, **run)
 
 
 def _backend(case: Case) -> str:
@@ -58,13 +66,14 @@ class Ours:
     """Our trainer.
 
     Attributes:
+        compiled: whether its layers are.
         operations: of the model in each step, of all modules.
         peak: operations a second that the device can do; None where nobody knows.
     """
 
-    def __init__(self, case: Case, *, pictures: bool, compiled: bool) -> None:
-        self.job = job_of(case, pictures=pictures, compiled=compiled)
-        self._trainer = Trainer(self.job, device=case.device)
+    def __init__(self, case: Case, *, pictures: bool, compiled: bool, decoder: str) -> None:
+        self.compiled = compiled
+        self._trainer = Trainer(job_of(case, pictures=pictures, compiled=compiled, decoder=decoder), device=case.device)
         self.operations: dict[int, float] = {}
         self.peak: float | None = None
 
@@ -84,7 +93,7 @@ class Loop:
     """A usual loop: autocast to bf16, AdamW in one kernel, gradients clipped; weights are fp32, as ours."""
 
     def __init__(self, case: Case, model: Callable[[], nn.Module], *, pictures: bool, compiled: bool) -> None:
-        self._case = case
+        self._case, self.compiled = case, compiled
         torch.manual_seed(0)
         with case.device:
             self._model = model()
@@ -118,14 +127,20 @@ def _layers(model: nn.Module) -> list[nn.Module]:
     return [layer for part in model.modules() if isinstance(part, nn.ModuleList) for layer in part]
 
 
-def ways(case: Case, *, pictures: bool, compiled: bool) -> dict[str, Callable[[], Way]]:
+def ways(case: Case, *, pictures: bool, compiled: Compiled, decoder: str) -> dict[str, Callable[[], Way]]:
     """Return what makes each way, by name; ours is missing where it can't be compiled."""
-    size = size_of(case)
+    size, each = size_of(case), compiled == "all"
+
+    def ours(*, compiled: bool) -> Callable[[], Way]:
+        return lambda: Ours(case, pictures=pictures, compiled=compiled, decoder=decoder)
 
     def loop(model: type[Transformers | Plain]) -> Callable[[], Way]:
-        return lambda: Loop(case, lambda: model(size, pictures=pictures), pictures=pictures, compiled=compiled)
+        return lambda: Loop(case, lambda: model(size, pictures=pictures), pictures=pictures, compiled=each)
 
     found: dict[str, Callable[[], Way]] = {}
-    if not compiled or knows_compile(case):
-        found[OURS] = lambda: Ours(case, pictures=pictures, compiled=compiled)
-    return found | {TRANSFORMERS: loop(Transformers), PLAIN: loop(Plain)}
+    if not each or knows_compile(case):
+        found[OURS] = ours(compiled=each)
+    found |= {TRANSFORMERS: loop(Transformers), PLAIN: loop(Plain)}
+    if compiled == "ours-too":
+        found[OURS_COMPILED] = ours(compiled=True)
+    return found

@@ -18,14 +18,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from _big_models import FULL, TINY
-from _case import Case
+from _case import Case, Found
 from _device_memory import DeviceMemory
 from _offload import Cost
 from _other_models import Plain, Transformers
 from _padded import NO_LABEL, Batch, Batches
 from _throughput import Turn
 from _trace import DeviceEvent, copied_seconds, hidden_share, idle_share, launches, trace
-from _ways import OURS, PLAIN, TRANSFORMERS, Step, job_of
+from _ways import OURS, OURS_COMPILED, PLAIN, TRANSFORMERS, Compiled, Step, job_of
 from torch.autograd import DeviceType  # type: ignore[attr-defined]  # public, but torch's own types don't say so
 
 from mimo.trainer.runtime import RankMemory
@@ -192,29 +192,40 @@ def test_a_checkpoint_with_other_bits_is_found(tmp_path: Path, monkeypatch: pyte
     assert wrong.startswith("1 tensors have other bits, as language.")
 
 
-@pytest.mark.parametrize(("model", "modules"), [("text", 1), ("pictures", 2)])
-def test_all_ways_train_on_the_same_samples(model: str, modules: int) -> None:
+def rates(*, model: str = "text", decoder: str = "decoder", compiled: Compiled = "none") -> Found:
+    """Return what the comparison finds, tiny, on the CPU."""
+    return _throughput.test(case_of(model=model, decoder=decoder, compiled=compiled))
+
+
+@pytest.mark.parametrize(
+    ("model", "decoder", "modules"), [("text", "decoder", 1), ("pictures", "decoder", 2), ("text", "hf-decoder", 1)]
+)
+def test_all_ways_train_on_the_same_samples(model: str, decoder: str, modules: int) -> None:
     """Their rows are as many, step by step; what only a GPU has is left out by name."""
-    found = _throughput.test(case_of(model=model, compiled=False))
+    found = rates(model=model, decoder=decoder)
     assert not found.wrong
     rows = found.figures["rows of timed steps"]
     assert set(rows) == {OURS, TRANSFORMERS, PLAIN}
     assert found.figures[OURS]["rows a second"] > 0
     assert found.figures["left out"] == _throughput.LEFT_OUT
-    job = job_of(case_of(), pictures=model == "pictures")
-    assert len(job.modules) == modules
+    job = job_of(case_of(), pictures=model == "pictures", decoder=decoder)
+    assert (len(job.modules), job.language.spec.name) == (modules, decoder)
 
 
 def test_a_way_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is named, and so is one that reads other samples, or whose loss is odd."""
 
     class Fails:
+        compiled = False
+
         def step(self, _number: int) -> Step:
             raise RuntimeError("no memory left")
 
         def close(self) -> None: ...
 
     class Odd:
+        compiled = False
+
         def step(self, number: int) -> Step:
             return Step(1.0, number)
 
@@ -222,7 +233,7 @@ def test_a_way_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> 
 
     makes = {OURS: Fails, TRANSFORMERS: Odd, PLAIN: Odd}
     monkeypatch.setattr(_throughput, "ways", lambda *_args, **_keys: makes)
-    found = _throughput.test(case_of(model="text", compiled=False))
+    found = rates()
     assert found.wrong[0] == "ours: RuntimeError: no memory left"
     assert set(found.wrong[1:]) == {
         f"{name}: a loss is 1, that of equal chances 6.24" for name in (TRANSFORMERS, PLAIN)
@@ -230,30 +241,76 @@ def test_a_way_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> 
     assert set(found.figures["rows of timed steps"]) == {TRANSFORMERS, PLAIN}
 
 
-def turn(rate: int, events: Sequence[DeviceEvent], held: int) -> Turn:
+BUSY, LAZY = ([DeviceEvent(KERNEL, 0, end), DeviceEvent(UP, 0, 10)] for end in (9, 8))
+
+
+def turn(rate: int, held: int, events: Sequence[DeviceEvent] = BUSY, *, compiled: bool = False) -> Turn:
     """Return a turn that is made up."""
-    return Turn(steps=[Step(6.0, rate)], seconds=1.0, bytes=held, events=events, operations=30.0, peak=100.0)
+    steps = [Step(6.0, rate)]
+    return Turn(steps=steps, seconds=1.0, bytes=held, events=events, compiled=compiled, operations=30.0, peak=100.0)
 
 
 def test_rates_are_judged_on_a_gpu() -> None:
     """Beside transformers, by the time without kernels, and by memory beside the estimate."""
-    busy, lazy = ([DeviceEvent(KERNEL, 0, end), DeviceEvent(UP, 0, 10)] for end in (9, 8))
-    theirs = [turn(100, busy, 0)] * 3
-    good = [turn(110, busy, 105), turn(100, busy, 105), turn(90, busy, 105)]
-    assert _throughput.bounds_missed(good, theirs, 100, compiled=False) == []
-    assert _throughput.bounds_missed([turn(95, lazy, 111)] * 3, theirs, 100, compiled=False) == [
+    theirs = [turn(100, 0)] * 3
+    good = [turn(110, 105), turn(100, 105), turn(90, 105)]
+    assert _throughput.bounds_missed({OURS: good, TRANSFORMERS: theirs}, 100) == []
+    assert _throughput.bounds_missed({OURS: [turn(95, 111, LAZY)] * 3, TRANSFORMERS: theirs}, 100) == [
         "no kernel runs in 0.2 of the time of ours, allowed 0.15",
         "ours has 0.95 times the rows a second of transformers, at least 1",
         "ours holds 111 bytes at most, estimated 100, allowed 0.1 of that apart",
     ]
     for held, compiled, fits in ((111, True, False), (109, True, True), (50, True, True), (89, False, False)):
-        missed = _throughput.bounds_missed([turn(110, busy, held)] * 3, theirs, 100, compiled=compiled)
+        ours = [turn(110, held, compiled=compiled)] * 3
+        missed = _throughput.bounds_missed({OURS: ours, TRANSFORMERS: theirs}, 100)
         assert (missed == []) == fits, "what is compiled may hold less, and no more"
     figures = _throughput.figures_of(good, good[0])
     assert figures["rows a second"] == 100
     assert figures["share of the device's peak (MFU)"] == pytest.approx(0.3)
     assert figures["kernels a step"] == 1 / _throughput.TRACED
     assert figures["idle share"] == pytest.approx(0.1)
+
+
+@pytest.mark.parametrize(
+    ("compiled", "words"),
+    [
+        (turn(100, 60, compiled=True), []),
+        (turn(99, 60, compiled=True), ["ours, compiled has 0.99 times the rows a second of ours, at least 1"]),
+        (turn(100, 60, LAZY, compiled=True), ["no kernel runs in 0.2 of the time of ours, compiled, allowed 0.15"]),
+        (
+            turn(100, 111, compiled=True),
+            ["ours, compiled holds 111 bytes at most, estimated 100, allowed 0.1 of that apart"],
+        ),
+    ],
+)
+def test_ours_compiled_is_judged_beside_ours(compiled: Turn, words: list[str]) -> None:
+    """Which is judged beside transformers: it alone is named where it falls behind."""
+    turns = {OURS: [turn(100, 100)], TRANSFORMERS: [turn(90, 0)], OURS_COMPILED: [compiled]}
+    assert _throughput.bounds_missed(turns, 100) == words
+    turns[TRANSFORMERS] = [turn(200, 0)]
+    slow = "ours has 0.5 times the rows a second of transformers, at least 1"
+    assert _throughput.bounds_missed(turns, 100) == [slow, *words]
+
+
+@pytest.mark.parametrize(
+    ("which", "compiled"),
+    [
+        ("none", {OURS: False, TRANSFORMERS: False, PLAIN: False}),
+        ("all", {OURS: True, TRANSFORMERS: True, PLAIN: True}),
+        ("ours-too", {OURS: False, TRANSFORMERS: False, PLAIN: False, OURS_COMPILED: True}),
+    ],
+)
+def test_each_way_is_compiled_as_asked(
+    which: Compiled, compiled: dict[str, bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All, none, or ours once more; ours has the decoder that was asked for."""
+    monkeypatch.setattr(_ways, "Ours", lambda _case, **keys: (keys["decoder"], keys["compiled"]))
+    monkeypatch.setattr(_ways, "Loop", lambda _case, _model, **keys: (None, keys["compiled"]))
+    makes: Mapping[str, Any] = _ways.ways(case_of(), pictures=False, compiled=which, decoder="hf-decoder")
+    decoders = {name: "hf-decoder" if name in {OURS, OURS_COMPILED} else None for name in compiled}
+    assert {name: make() for name, make in makes.items()} == {
+        name: (decoders[name], each) for name, each in compiled.items()
+    }
 
 
 def test_what_is_compiled_without_the_setting_is_not_run(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,7 +321,7 @@ def test_what_is_compiled_without_the_setting_is_not_run(monkeypatch: pytest.Mon
     assert asked[0]["compile"] is True
     for known in (False, True):
         monkeypatch.setattr(_ways, "knows_compile", lambda _case, known=known: known)
-        assert (OURS in _ways.ways(case_of(), pictures=False, compiled=True)) == known
+        assert (OURS in _ways.ways(case_of(), pictures=False, compiled="all", decoder="decoder")) == known
 
 
 def take(*, pictures: bool) -> list[Batch]:
@@ -320,6 +377,15 @@ def test_models_have_as_many_weights_as_ours() -> None:
         )
     assert plain == pytest.approx(theirs, rel=1e-3)
     assert 1.4e9 < plain < 1.6e9
+
+
+def test_ours_and_transformers_have_the_same_llama() -> None:
+    """The library's own config says so of both, but for a cache that nobody asks for in training."""
+    with torch.device("meta"):
+        theirs = Transformers(FULL, pictures=False).language.config.to_dict()
+    full = attrs.evolve(case_of(), tiny=False)
+    ours: Any = job_of(full, pictures=False, decoder="hf-decoder").language.config
+    assert ours.library().to_dict() == {**theirs, "use_cache": True}
 
 
 def test_two_runs_are_the_same_to_the_bit() -> None:
