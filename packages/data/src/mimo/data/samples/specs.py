@@ -44,7 +44,10 @@ class Tokenizer(Protocol):
 
 
 class Dataset(Protocol):
-    """Samples by number; everything but `raw` is answered from text and headers alone."""
+    """Samples by number; everything but `raw` is answered from text and headers alone.
+
+    To lay a sample out, a run asks for all of it before it asks for another: it need be read and encoded only once.
+    """
 
     def __len__(self) -> int:
         """Return the number of samples."""
