@@ -112,7 +112,7 @@ class LayoutRules:
         return _expanded([self._fitted(dataset, sample, max_tokens) for sample in samples])
 
     def place(self, where: Callable[[], str], info: ItemInfo, *, at: int) -> tuple[NDArray[np.int64], PlacedItem]:
-        """Return the ids that stand for one item from a position on, and where it lies; raises as `lay_out` does.
+        """Return the ids that stand for one item from a position on, and where it lies; raises as `lay_out_all` does.
 
         Args:
             where: returns the place of its sample, for messages.
@@ -279,7 +279,7 @@ def lay_out(
     patterns: Patterns = _NO_PATTERNS,
     made: Made = _NO_MADE,
 ) -> SampleLayout:
-    """Return the layout of one sample by `LayoutRules`; for the arguments see there, and `LayoutRules.lay_out`."""
+    """Return the layout of one sample by `LayoutRules`; for the rest see there, and `LayoutRules.lay_out_all`."""
     rules = LayoutRules(tokenizer=tokenizer, rows=rows, grids=grids, patterns=patterns, made=made)
     return rules.lay_out(dataset, sample, max_tokens=max_tokens)
 
